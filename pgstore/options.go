@@ -1,0 +1,74 @@
+package pgstore
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/archlab/idempotency/internal/sqlgen"
+)
+
+// Limits and defaults of [New] and its options.
+const (
+	// MinDuration and MaxDuration bound lease and retention: a millisecond to a hundred years.
+	MinDuration = time.Millisecond
+	MaxDuration = 100 * 365 * 24 * time.Hour
+
+	// SchemaDefault is the schema of the store's table unless [WithSchema] names another.
+	SchemaDefault = "public"
+
+	// MaxResponseDefault is the longest response in bytes, 8 MiB, unless [WithMaxResponse] sets another.
+	MaxResponseDefault = 8 << 20
+
+	// MaxResponseLimit is the most that [WithMaxResponse] takes, 256 MiB. PostgreSQL's own limit for a message is 1 GiB,
+	// and the simple query protocol writes a byte as two letters.
+	MaxResponseLimit = 256 << 20
+)
+
+// Option configures a [Store]; see [New].
+type Option func(*Store)
+
+// WithSchema names the schema that holds the store's table: the one given to migrations.Up. Any name that PostgreSQL
+// takes will do; it is quoted. Defaults to [SchemaDefault].
+func WithSchema(name string) Option {
+	return func(s *Store) { s.schema = name }
+}
+
+// WithMaxResponse sets the longest response in bytes that Complete stores, from 0 to [MaxResponseLimit]. Defaults to
+// [MaxResponseDefault]. It does not bound what Begin and Get read: a response stored under a larger limit comes back
+// whole.
+func WithMaxResponse(n int) Option {
+	return func(s *Store) { s.maxResponse = n }
+}
+
+// WithClock replaces the database's clock by now, cut to microseconds, for tests that move time instead of sleeping.
+// Never use it in a service: processes whose clocks differ would no longer agree on which lease has lapsed. Defaults to
+// the database's clock.
+func WithClock(now func() time.Time) Option {
+	return func(s *Store) { s.now, s.clockGiven = now, true }
+}
+
+// validate returns each violated rule as a sentence of its own, or nil.
+func (s *Store) validate() error {
+	var errs []error
+	for _, d := range [...]struct {
+		name  string
+		value time.Duration
+	}{{"lease", s.lease}, {"retention", s.retention}} {
+		if d.value < MinDuration || d.value > MaxDuration {
+			errs = append(errs, fmt.Errorf("the %s is %v: it must be between %v and %v (100 years)",
+				d.name, d.value, MinDuration, MaxDuration))
+		}
+	}
+	if err := sqlgen.ValidateSchema(s.schema); err != nil {
+		errs = append(errs, err)
+	}
+	if s.maxResponse < 0 || s.maxResponse > MaxResponseLimit {
+		errs = append(errs, fmt.Errorf("the response limit is %d bytes: it must be between 0 and %d",
+			s.maxResponse, MaxResponseLimit))
+	}
+	if s.clockGiven && s.now == nil {
+		errs = append(errs, errors.New("the clock is nil: leave WithClock out to use the database's clock"))
+	}
+	return errors.Join(errs...)
+}

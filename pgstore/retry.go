@@ -1,0 +1,109 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A statement is run at most maxTries times, with a pause before each further run that is drawn between nothing and a
+// bound which doubles from minPause to maxPause: under half a second on average in all. Ten runs lose a race in which each
+// has even odds once in a thousand times, and outlive the dead connections that a server's restart leaves in a pool;
+// longer outages belong to the caller, who knows what waiting is worth.
+const (
+	maxTries = 10
+	minPause = 2 * time.Millisecond
+	maxPause = 200 * time.Millisecond
+)
+
+// errLostRace says that a statement met a change by another session between its snapshot and its write, and wrote
+// nothing. It is safe to run again anywhere, also inside a caller's transaction.
+var errLostRace = errors.New("idempotency: lost a race with another session")
+
+// retry runs try until it succeeds, fails for good, or has run maxTries times.
+func (s *Store) retry(ctx context.Context, try func(ctx context.Context) error) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("nothing was sent: %w", err)
+	}
+	bound := minPause
+	for run := 1; ; run++ {
+		err := try(ctx)
+		if err == nil || !s.worthRunningAgain(ctx, err) {
+			return err
+		}
+		if run == maxTries {
+			return fmt.Errorf("gave up after %d runs: %w", maxTries, err)
+		}
+		if !pause(ctx, rand.N(bound)) { //nolint:gosec // jitter needs no secret
+			return errors.Join(err, ctx.Err())
+		}
+		bound = min(2*bound, maxPause)
+	}
+}
+
+// worthRunningAgain reports whether running the same statement again can succeed and can do no harm. Every statement of
+// the store is safe to repeat after a lost answer: Begin finds its own claim, the others find that their change is there.
+// Inside a caller's transaction only a lost race is run again: any error of the server has already aborted it.
+func (s *Store) worthRunningAgain(ctx context.Context, err error) bool {
+	switch {
+	case errors.Is(err, errLostRace):
+		return true
+	case ctx.Err() != nil || !s.autocommit():
+		return false
+	}
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch pgErr.Code {
+		case codeSerializationFailure, codeDeadlockDetected, codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow:
+			return true
+		}
+		return strings.HasPrefix(pgErr.Code, codeConnectionException)
+	}
+	return connectionLost(err)
+}
+
+// connectionLost reports whether err says that the network or the server's process went away, before or after the
+// statement was sent. A connection that is in use by another goroutine ("conn busy") is a caller's bug and not among them.
+func connectionLost(err error) bool {
+	if _, ok := errors.AsType[net.Error](err); ok {
+		return true
+	}
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
+}
+
+// autocommit reports whether each statement commits by itself on a connection that still works: true for a pool, false
+// inside a transaction that somebody else commits, and on a single connection that is closed.
+func (s *Store) autocommit() bool {
+	var conn *pgx.Conn
+	switch db := s.db.(type) {
+	case pgx.Tx:
+		return false
+	case *pgx.Conn:
+		conn = db
+	case *pgxpool.Conn:
+		conn = db.Conn()
+	default:
+		return true
+	}
+	return !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' // not 'I' where the caller has run BEGIN by hand
+}
+
+// pause waits for d, or until ctx is done; then it returns false.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}
