@@ -1,0 +1,16 @@
+package pgstore
+
+import "github.com/archlab/idempotency/internal/sqlgen"
+
+// Statements gives tests the rendered statements of s, to read and to change before the first call.
+func (s *Store) Statements() *sqlgen.Statements { return s.sql }
+
+// SetClaims replaces the random numbers by which Begin calls recognise their own records.
+func (s *Store) SetClaims(next func() int64) { s.newClaim = next }
+
+// WithStatements returns a copy of s that runs other statements.
+func (s *Store) WithStatements(statements *sqlgen.Statements) *Store {
+	changed := *s
+	changed.sql = statements
+	return &changed
+}
