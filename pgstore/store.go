@@ -152,7 +152,7 @@ func (s *Store) exec(ctx context.Context, sql string, args []any) (int64, error)
 // two calls of any processes share one.
 func randomClaim() int64 {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program first
+	_, _ = rand.Read(b[:])                         // never fails: crypto/rand ends the program first
 	return int64(binary.NativeEndian.Uint64(b[:])) //nolint:gosec // any bit pattern will do
 }
 
