@@ -24,10 +24,10 @@ const (
 var key = pgstore.Key{Tenant: "tenant-a", Operation: "order.create", Value: "req-1001"}
 
 // setup returns a store on a fresh schema of the shared server.
-func setup(t *testing.T, opts ...pgstore.Option) *fixture {
-	t.Helper()
-	f := &fixture{Pool: pgtest.Pool(t), Schema: pgtest.Schema(t)}
-	f.Store = f.NewStore(t, f.Pool, lease, retention, opts...)
+func setup(tb testing.TB, opts ...pgstore.Option) *fixture {
+	tb.Helper()
+	f := &fixture{Pool: pgtest.Pool(tb), Schema: pgtest.Schema(tb)}
+	f.Store = f.NewStore(tb, f.Pool, lease, retention, opts...)
 	return f
 }
 
@@ -39,10 +39,10 @@ type fixture struct {
 }
 
 // NewStore returns one more store on the fixture's schema.
-func (f *fixture) NewStore(t *testing.T, db pgstore.DB, lease, retention time.Duration, opts ...pgstore.Option) *pgstore.Store {
-	t.Helper()
+func (f *fixture) NewStore(tb testing.TB, db pgstore.DB, lease, retention time.Duration, opts ...pgstore.Option) *pgstore.Store {
+	tb.Helper()
 	store, err := pgstore.New(db, lease, retention, append([]pgstore.Option{pgstore.WithSchema(f.Schema)}, opts...)...)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return store
 }
 
