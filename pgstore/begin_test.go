@@ -751,7 +751,7 @@ func TestEqualClaimsAndAttemptsOnDifferentKeysDoNotCollide(t *testing.T) {
 func beginSetSequence(t *testing.T, f *fixture, attempt uint64, drawn bool) {
 	t.Helper()
 	_, err := f.Pool.Exec(t.Context(), `SELECT setval($1::text::regclass, $2, $3)`,
-		pgx.Identifier{f.Schema, "idempotency_keys_attempt_seq"}.Sanitize(), int64(attempt), drawn) //nolint:gosec // the test's own
+		recordSequence(f), int64(attempt), drawn) //nolint:gosec // the test's own
 	require.NoError(t, err)
 }
 

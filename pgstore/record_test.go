@@ -37,6 +37,11 @@ func recordConn(tb testing.TB, mode pgx.QueryExecMode) *pgx.Conn {
 // recordTable is the quoted name of the fixture's table.
 func recordTable(f *fixture) string { return pgx.Identifier{f.Schema, "idempotency_keys"}.Sanitize() }
 
+// recordSequence is the quoted name of the fixture's sequence of attempts.
+func recordSequence(f *fixture) string {
+	return pgx.Identifier{f.Schema, "idempotency_keys_attempt_seq"}.Sanitize()
+}
+
 // recordExec runs an SQL text with %s in the place of the table's name, and returns the number of rows that it changed.
 func recordExec(tb testing.TB, f *fixture, format string, args ...any) int64 {
 	tb.Helper()
