@@ -120,7 +120,7 @@ if ! command -v debootstrap >/dev/null; then
     fail 'debootstrap is missing: install it (on Debian and its kin: apt-get install debootstrap),' \
         'or use the public image where a registry answers: docker pull postgres:17'
 fi
-[ "$(id -u)" = 0 ] || fail 'debootstrap needs root: run `sudo make image`, or use the public image: docker pull postgres:17'
+[ "$(id -u)" = 0 ] || fail 'debootstrap needs root: sudo make image; or use the public image: docker pull postgres:17'
 
 for version in "${missing[@]}"; do
     build "$version"
