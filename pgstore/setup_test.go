@@ -43,7 +43,7 @@ func (f *fixture) NewStore(tb testing.TB, db pgstore.DB, lease, retention time.D
 	tb.Helper()
 	store, err := pgstore.New(db, lease, retention, append([]pgstore.Option{pgstore.WithSchema(f.Schema)}, opts...)...)
 	require.NoError(tb, err)
-	return store
+	return mutated(store)
 }
 
 // clock is the time that a test sets.

@@ -1,0 +1,204 @@
+package pgstore_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/archlab/idempotency/internal/pgtest"
+	"github.com/archlab/idempotency/pgstore"
+)
+
+// mutantVariable names the mutant that every store of a test process runs, or mutantNone.
+const (
+	mutantVariable = "IDEMPOTENCY_MUTANT"
+	mutantNone     = "none"
+)
+
+// mutated returns the store with the mutant that the environment names, where it applies to the store's statements: those
+// with a clock of their own have no mutants of kind mutantTime.
+func mutated(store *pgstore.Store) *pgstore.Store {
+	id := os.Getenv(mutantVariable)
+	if id == "" || id == mutantNone {
+		return store
+	}
+	if statements := mutate(store.Statements(), id); statements != nil {
+		return store.WithStatements(statements)
+	}
+	return store
+}
+
+// Who has to find the mutants: first the property test, then, where that passes, the tests of single interleavings.
+var (
+	mutationProperty = []string{"TestStoreAgreesWithModel"}
+	mutationDirected = []string{
+		"TestBeginThatWaitedForAnotherSessionObeysWhatItLeft",
+		"TestAttemptsOfAKeyNeverGoBackwards",
+		"TestAnAttemptThatIsDrawnAgainIsNotHandedOutAgain",
+		"TestBeginThatWaitedLongerThanItsLeaseGetsAFreshOne",
+		"TestBeginRecognisesItsOwnRecord",
+		"TestBeginNeverReadsTheResponseToAnotherRequest",
+		"TestSweepSkipsRowsThatAnotherSessionHolds",
+		"TestSweepTakesTheEarliestFirst",
+		"TestPurgeableListsInOrderWhatIsDueBehindAPosition",
+		"TestPurgeDeletesOneKeyAndOnlyWhenItIsDue",
+		"TestInsideAnOldTransactionEveryStatementReadsItsOwnTime",
+	}
+)
+
+// mutationEquivalent holds the mutants that no test can tell from the original, with the reason.
+var mutationEquivalent = map[string]string{}
+
+// TestEveryConditionOfTheSQLMatters removes the conditions of the store's statements one at a time, moves comparisons by
+// their edge, drops assignments, and so on (see mutants), and expects that a test fails for each.
+//
+// Each mutant runs in a process of its own, the same test binary on the same server. PostgreSQL has to accept it first:
+// a statement that cannot be parsed proves nothing.
+func TestEveryConditionOfTheSQLMatters(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("runs some hundred processes")
+	}
+	if os.Getenv(mutantVariable) != "" {
+		t.Skip("this is one of those processes")
+	}
+	mutationKillersPass(t)
+	all := mutationPrepared(t)
+
+	var (
+		queue   = make(chan mutant)
+		mu      sync.Mutex
+		lines   = map[string]string{} // by mutant
+		killers = map[string]int{}    // mutants by test
+		missed  []string
+		wg      sync.WaitGroup
+		started = time.Now()
+	)
+	for range mutationProcesses {
+		wg.Go(func() {
+			for m := range queue {
+				killer, err := mutationKiller(t.Context(), t, m)
+				mu.Lock()
+				switch reason, equivalent := mutationEquivalent[m.ID()]; {
+				case err != nil:
+					missed = append(missed, fmt.Sprintf("%s: %s\n%v", m.ID(), m.What, err))
+				case equivalent && killer == "":
+					killer = "equivalent: " + reason
+				case equivalent:
+					missed = append(missed, fmt.Sprintf("%s: %s\nis listed as equivalent, but fails %s", m.ID(), m.What, killer))
+				case killer == "":
+					missed = append(missed, fmt.Sprintf("%s: %s\nno test fails", m.ID(), m.What))
+				}
+				lines[m.ID()] = fmt.Sprintf("%-22s %-55s %s", m.ID(), killer, m.What)
+				killers[killer]++
+				mu.Unlock()
+			}
+		})
+	}
+	for _, m := range all {
+		queue <- m
+	}
+	close(queue)
+	wg.Wait()
+
+	var report strings.Builder
+	for _, m := range all {
+		report.WriteString(lines[m.ID()] + "\n")
+	}
+	for killer, n := range killers {
+		fmt.Fprintf(&report, "%4d by %s\n", n, cmp.Or(killer, "nobody"))
+	}
+	t.Logf("%d mutants, %d missed, in %v\n%s", len(all), len(missed), time.Since(started).Round(time.Second), report.String())
+	require.Empty(t, missed, strings.Join(missed, "\n\n"))
+}
+
+// mutationProcesses is how many mutants run at a time. Some wait more than they work, so it is more than the processors.
+const mutationProcesses = 4
+
+// mutationPrepared returns all mutants, each accepted by the server in both renderings.
+func mutationPrepared(t *testing.T) []mutant {
+	t.Helper()
+	f := setup(t)
+	conn, err := f.Pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	all := mutants(f.Statements())
+	clocked := f.NewStore(t, f.Pool, lease, retention, pgstore.WithClock(time.Now)).Statements()
+	names := map[string]bool{}
+	for _, m := range slices.Concat(all, mutants(clocked)) {
+		_, err := conn.Conn().PgConn().Prepare(t.Context(), "", m.SQL, nil)
+		require.NoError(t, err, "%s: %s\n%s", m.ID(), m.What, m.SQL)
+		names[m.ID()] = true
+	}
+	require.Len(t, names, len(all), "a mutant of the statements with a clock has none beside it")
+	for id := range mutationEquivalent {
+		require.True(t, names[id], "%s is listed as equivalent, but there is no such mutant", id)
+	}
+	return all
+}
+
+// mutationKillersPass shows that what fails with a mutant passes without one, and that no name has gone stale.
+func mutationKillersPass(t *testing.T) {
+	t.Helper()
+	for _, tests := range [][]string{mutationProperty, mutationDirected} {
+		output, err := mutationRun(t.Context(), t, mutantNone, tests, "-test.v")
+		require.NoError(t, err, output)
+		for _, test := range tests {
+			require.Contains(t, output, "--- PASS: "+test+" ")
+		}
+	}
+}
+
+// mutationKiller returns the first test that fails with the mutant, or nothing.
+func mutationKiller(ctx context.Context, t *testing.T, m mutant) (string, error) {
+	t.Helper()
+	stages := [][]string{mutationProperty, mutationDirected}
+	if m.Kind == mutantTime { // not in the statements that the property test runs
+		stages = stages[1:]
+	}
+	for _, tests := range stages {
+		output, err := mutationRun(ctx, t, m.ID(), tests)
+		if err == nil {
+			continue
+		}
+		failed := mutationFailed.FindStringSubmatch(output)
+		if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.ExitCode() != 1 || failed == nil || strings.Contains(output, "panic: ") {
+			return "", fmt.Errorf("the tests broke: %w\n%s", err, output)
+		}
+		return failed[1], nil
+	}
+	return "", nil
+}
+
+var mutationFailed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
+// mutationRun runs the tests in a process whose stores run the mutant. The seed is fixed: what it finds today it finds
+// tomorrow.
+func mutationRun(ctx context.Context, t *testing.T, id string, tests []string, flags ...string) (string, error) {
+	t.Helper()
+	pattern := "^(" + strings.Join(tests, "|") + ")$"
+	if tests[0] == mutationProperty[0] {
+		pattern += "/^cache_statement$"
+	}
+	command := exec.CommandContext(ctx, os.Args[0], append([]string{ //nolint:gosec // this very program
+		"-test.run=" + pattern, "-test.failfast", "-test.timeout=2m",
+		"-rapid.seed=20", "-rapid.checks=60", "-rapid.steps=40", "-rapid.nofailfile", "-rapid.shrinktime=0s",
+	}, flags...)...)
+	command.Env = append(os.Environ(), mutantVariable+"="+id, "TEST_DATABASE_URL="+pgtest.DSN(t))
+	output, err := command.CombinedOutput()
+	if err != nil {
+		return string(output), fmt.Errorf("mutant %s: %w", id, err)
+	}
+	return string(output), nil
+}
