@@ -1,0 +1,66 @@
+-- Creates the table of idempotency keys, its sequence and its one further index.
+--
+-- Locks: only on the new objects, which nobody uses yet. Duration: milliseconds, whatever else is in the database.
+
+-- +goose Up
+
+-- The fencing tokens. No cache: a number drawn later must be larger, in whichever session. Not owned by the column, so that
+-- TRUNCATE ... RESTART IDENTITY does not make old tokens valid again.
+CREATE SEQUENCE public.idempotency_keys_attempt_seq AS bigint CACHE 1 NO CYCLE;
+
+CREATE TABLE public.idempotency_keys (
+    -- The order of bytes: a new version of the system's collation library cannot make the unique index admit a duplicate.
+    tenant      text COLLATE "C" NOT NULL,
+    operation   text COLLATE "C" NOT NULL,
+    key         text COLLATE "C" NOT NULL,
+    state       text COLLATE "C" NOT NULL,
+    fingerprint bytea            NOT NULL,
+    response    bytea,
+    attempt     bigint           NOT NULL,
+    claim       bigint           NOT NULL,
+    abandoned   bigint,
+    begun_at    timestamptz      NOT NULL,
+    expires_at  timestamptz      NOT NULL,
+    purge_after timestamptz      NOT NULL,
+    -- Tenant first: the table can be partitioned or distributed by tenant.
+    CONSTRAINT idempotency_keys_pkey PRIMARY KEY (tenant, operation, key),
+    CONSTRAINT idempotency_keys_state_check CHECK (state IN ('in_progress', 'done', 'failed', 'retryable')),
+    CONSTRAINT idempotency_keys_response_check CHECK ((response IS NOT NULL) = (state = 'done')),
+    CONSTRAINT idempotency_keys_attempt_check CHECK (attempt > 0),
+    CONSTRAINT idempotency_keys_purge_after_check CHECK (purge_after >= expires_at)
+) WITH (
+    -- Room on each page for the new version of a row that is completed, so that the update writes no index entry (HOT).
+    fillfactor = 70,
+    -- Every row is updated once and deleted once: vacuum by the number of rows that changed, not by a fifth of the table.
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000,
+    -- Insertions alone leave nothing to clean up, but freeze and set the visibility map in smaller portions.
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    -- Fresh statistics early on: a plan that was cached for the empty table is thrown away by ANALYZE.
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_analyze_threshold = 500,
+    -- Cutting off empty pages takes an ACCESS EXCLUSIVE lock that every call would wait for, and they are filled again soon.
+    vacuum_truncate = off
+);
+
+-- For the sweep. Complete and Fail change no indexed column within the lease, and stay HOT.
+CREATE INDEX idempotency_keys_purge_after_idx ON public.idempotency_keys (purge_after);
+
+COMMENT ON TABLE public.idempotency_keys IS 'Idempotency keys: one row for each operation that must not happen twice. Written by the library only.';
+COMMENT ON COLUMN public.idempotency_keys.tenant IS 'Whose key it is: scopes the value that a client chose.';
+COMMENT ON COLUMN public.idempotency_keys.operation IS 'What the key is for: scopes the value that a client chose.';
+COMMENT ON COLUMN public.idempotency_keys.key IS 'The value that the client chose.';
+COMMENT ON COLUMN public.idempotency_keys.state IS 'in_progress: an attempt holds the key until expires_at. done: response is replayed until expires_at. failed: final until expires_at. retryable: free for the same fingerprint.';
+COMMENT ON COLUMN public.idempotency_keys.fingerprint IS 'Digest of the request. The same key with another one is a conflict.';
+COMMENT ON COLUMN public.idempotency_keys.response IS 'What every repeat gets; null unless done.';
+COMMENT ON COLUMN public.idempotency_keys.attempt IS 'Fencing token of the execution that holds, or held, the key.';
+COMMENT ON COLUMN public.idempotency_keys.claim IS 'Random number by which one call recognises its own row after a lost answer.';
+COMMENT ON COLUMN public.idempotency_keys.abandoned IS 'Attempt whose lease lapsed and which was replaced: nobody knows what became of its effect.';
+COMMENT ON COLUMN public.idempotency_keys.begun_at IS 'When the attempt began.';
+COMMENT ON COLUMN public.idempotency_keys.expires_at IS 'When the lease lapses (in_progress) or the outcome is forgotten (otherwise). A row past it counts as absent.';
+COMMENT ON COLUMN public.idempotency_keys.purge_after IS 'When a sweep may delete the row.';
+
+-- +goose Down
+
+DROP TABLE public.idempotency_keys;
+DROP SEQUENCE public.idempotency_keys_attempt_seq;
