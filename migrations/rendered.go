@@ -111,7 +111,9 @@ func SQL(opts ...Option) (string, error) {
 	if c.schema != SchemaDefault {
 		fmt.Fprintf(&b, "%s;\n\n", store.createSchema())
 	}
-	fmt.Fprintf(&b, "%s;\nINSERT INTO %s (version_id, is_applied) VALUES (0, true);\n\n", store.createTable(), store.Tablename())
+	fmt.Fprintf(&b, "%s;\n", strings.Replace(store.createTable(), "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
+	fmt.Fprintf(&b, "INSERT INTO %[1]s (version_id, is_applied)\n    SELECT 0, true WHERE NOT EXISTS (SELECT FROM %[1]s);\n\n",
+		store.Tablename())
 	for _, m := range all {
 		if c.toSet && m.Version > c.to {
 			break
