@@ -58,8 +58,9 @@ strip_tree() {
 }
 
 build() {
-    local version=$1 suite script work tree started=$SECONDS
+    local version=$1 suite source script work tree previous started=$SECONDS
     suite=$(suite_of "$version")
+    source=$(mirror)
     work=$(mktemp -d "${TMPDIR:-/tmp}/postgres-image.XXXXXX")
     tree=$work/tree
     # shellcheck disable=SC2064  # the folder of this run
@@ -77,7 +78,7 @@ build() {
     mkdir -p "$tree/etc/dpkg/dpkg.cfg.d"
     printf '%s\n' force-unsafe-io 'path-exclude=/usr/share/man/*' 'path-exclude=/usr/share/doc/*' \
         'path-exclude=/usr/share/locale/*' >"$tree/etc/dpkg/dpkg.cfg.d/image"
-    if ! debootstrap --variant=minbase --include="locales,postgresql-$version" "$suite" "$tree" "$(mirror)" "$script" \
+    if ! debootstrap --variant=minbase --include="locales,postgresql-$version" "$suite" "$tree" "$source" "$script" \
         >"$work/log" 2>&1 </dev/null; then
         tail -n 20 "$work/log" >&2
         [ ! -e "$tree/debootstrap/debootstrap.log" ] || tail -n 20 "$tree/debootstrap/debootstrap.log" >&2
@@ -90,11 +91,14 @@ build() {
     mkdir "$work/context"
     cp "$here/Dockerfile" "$here/entrypoint.sh" "$work/context/"
     tar -C "$tree" --exclude='./dev/*' --exclude='./proc/*' --exclude='./sys/*' --numeric-owner -cf "$work/context/tree.tar" .
+    previous=$(docker image inspect --format '{{ .Id }}' "$repository:$version" 2>/dev/null) || true
     docker build --quiet --tag "$repository:$version" --build-arg POSTGRES_VERSION="$version" --build-arg RECIPE="$recipe" \
         "$work/context" >"$work/log" 2>&1 || {
         cat "$work/log" >&2
         fail "docker could not build $repository:$version"
     }
+    # Without a name the image that was replaced only takes up space; one that a container still runs on stays.
+    [ -z "$previous" ] || docker image rm "$previous" >/dev/null 2>&1 || true
     rm -rf --one-file-system "$work"
     trap - EXIT
     printf 'build-image: %s:%s built in %d s, %d MB\n' "$repository" "$version" "$((SECONDS - started))" \
