@@ -83,7 +83,8 @@ verify: ## go vet, formatting, tidy modules, and nothing generated is out of dat
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for a short time; FUZZTIME
-	@$(ENGINE); grep -rnoE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | while IFS=: read -r file _ func; do \
+	@$(ENGINE); { grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . || { echo 'no fuzz target found' >&2; false; }; } | \
+	while IFS=: read -r file func; do \
 		echo "$${file%/*} $${func#func }"; \
 		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$${file%/*}" </dev/null; \
 	done
