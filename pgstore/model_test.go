@@ -52,6 +52,40 @@ func TestStoreInTransactionsAgreesWithModel(t *testing.T) {
 	}
 }
 
+// An attempt is unique in the whole table, so it could do harm through any key, if the key were not compared.
+func TestAnAttemptEndsNoRecordButItsOwn(t *testing.T) {
+	t.Parallel()
+	own := modelKeys[0]
+	for component, other := range map[string]pgstore.Key{
+		"tenant":    {Tenant: "other", Operation: own.Operation, Value: own.Value},
+		"operation": {Tenant: own.Tenant, Operation: "other", Value: own.Value},
+		"value":     {Tenant: own.Tenant, Operation: own.Operation, Value: "other"},
+	} {
+		t.Run(component, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t)
+			record, _, err := f.Begin(t.Context(), own, fingerprint)
+			require.NoError(t, err)
+			refused := func(want error) {
+				t.Helper()
+				_, err := f.Extend(t.Context(), other, fingerprint, record.Attempt)
+				require.ErrorIs(t, err, want)
+				require.ErrorIs(t, f.Complete(t.Context(), other, fingerprint, record.Attempt, ""), want)
+				require.ErrorIs(t, f.Fail(t.Context(), other, fingerprint, record.Attempt, true), want)
+				kept, live, err := f.Get(t.Context(), own)
+				require.NoError(t, err)
+				require.True(t, live)
+				record.Remaining = kept.Remaining
+				require.Equal(t, record, kept)
+			}
+			refused(pgstore.ErrLeaseExpired) // the other key has no record
+			_, _, err = f.Begin(t.Context(), other, fingerprint)
+			require.NoError(t, err)
+			refused(pgstore.ErrStaleAttempt) // it has one, of another attempt
+		})
+	}
+}
+
 // modelTest is what the sequences of one test share.
 type modelTest struct {
 	fixture             *fixture
@@ -114,8 +148,8 @@ type modelStore interface {
 // modelMaxResponse is the limit of every store here: small, so that the limit itself is often met.
 const modelMaxResponse = 64
 
-// What sequences choose from. Neighbours differ in one component, in where a separator stands, in case, in Unicode's
-// normalisation or in trailing space: keys that a sloppy comparison takes for each other.
+// What sequences choose from. The first key is in each of them; others differ from it in one component, in where a separator
+// stands, in case, or in trailing space: keys that a sloppy comparison takes for each other.
 var (
 	modelKeys = []pgstore.Key{
 		{Tenant: "a/b", Operation: "c", Value: "d"},
@@ -164,7 +198,8 @@ func (m *modelTest) start(t *testing.T, r *rapid.T) *modelSequence {
 	m.sequences.Add(1)
 	s := &modelSequence{modelTest: m, ctx: t.Context(), clock: newClock()}
 	s.table = refstore.NewTable(s.clock.Now)
-	s.keys = rapid.SliceOfNDistinct(rapid.SampledFrom(modelKeys), 1, 4, rapid.ID[pgstore.Key]).Draw(r, "keys")
+	s.keys = append(modelKeys[:1:1], rapid.SliceOfNDistinct(
+		rapid.SampledFrom(modelKeys[1:]), 0, 3, rapid.ID[pgstore.Key]).Draw(r, "further keys")...)
 	for range 2 {
 		lease := rapid.SampledFrom(modelDurations).Draw(r, "lease")
 		retention := rapid.SampledFrom(modelDurations).Draw(r, "retention")
@@ -335,15 +370,17 @@ func drawFingerprint(r *rapid.T) string {
 func (s *modelSequence) drawOwner(r *rapid.T) (k pgstore.Key, fingerprint string, attempt uint64) {
 	rows := s.table.Rows()
 	k = s.drawKey(r)
-	row := rows[k]
-	fingerprint, attempt = row.Fingerprint, row.Attempt
+	owner := k
+	if rapid.IntRange(0, 7).Draw(r, "own key") == 7 { // an attempt at another's record
+		owner = rapid.SampledFrom(s.keys).Draw(r, "owner")
+	}
+	fingerprint, attempt = rows[owner].Fingerprint, rows[owner].Attempt
 	if fingerprint == "" || rapid.IntRange(0, 7).Draw(r, "own fingerprint") == 7 {
 		fingerprint = drawFingerprint(r)
 	}
 	if rapid.IntRange(0, 7).Draw(r, "own attempt") == 7 {
-		others := rows[rapid.SampledFrom(s.keys).Draw(r, "whose")].Attempt
 		attempt = rapid.SampledFrom([]uint64{
-			others, 0, attempt - 1, attempt + 1, 1, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64,
+			0, attempt - 1, attempt + 1, 1, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64,
 		}).Draw(r, "attempt")
 	}
 	return k, fingerprint, attempt
@@ -398,16 +435,16 @@ func (s *modelSequence) compareTables(r *rapid.T) {
 	require.NoError(r, err)
 	stored := map[pgstore.Key]refstore.Row{}
 	var (
-		k                               pgstore.Key
-		row                             refstore.Row
-		fingerprint                     []byte
-		response                        *[]byte
-		attempt, abandoned              int64
-		begunAt, expiresAt, purgedAfter int64
+		k                              pgstore.Key
+		row                            refstore.Row
+		fingerprint                    []byte
+		response                       *[]byte
+		attempt, abandoned             int64
+		begunAt, expiresAt, purgeAfter int64
 	)
 	_, err = pgx.ForEachRow(rows, []any{
 		&k.Tenant, &k.Operation, &k.Value, &row.State, &fingerprint, &response, &attempt, &abandoned,
-		&begunAt, &expiresAt, &purgedAfter,
+		&begunAt, &expiresAt, &purgeAfter,
 	}, func() error {
 		row.Fingerprint, row.Response = string(fingerprint), ""
 		if response != nil {
@@ -418,7 +455,7 @@ func (s *modelSequence) compareTables(r *rapid.T) {
 		}
 		row.Attempt, row.Abandoned = uint64(attempt), uint64(abandoned) //nolint:gosec // neither is negative
 		row.BegunAt, row.ExpiresAt = time.UnixMicro(begunAt).UTC(), time.UnixMicro(expiresAt).UTC()
-		row.PurgeAfter = time.UnixMicro(purgedAfter).UTC()
+		row.PurgeAfter = time.UnixMicro(purgeAfter).UTC()
 		stored[k] = row
 		return nil
 	})

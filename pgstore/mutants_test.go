@@ -187,7 +187,7 @@ func (m *mutator) operand(i int) int {
 		m.expression(i + 1)
 		i = m.skip(i)
 	} else {
-		i = m.until(i, "AND", "OR", "THEN", ",", "AS", "FROM", "RETURNING", "ON", "ORDER", "LIMIT", "FOR", "UNION")
+		i = m.until(i, "AND", "OR", "THEN", ",", "AS", "FROM", "WHERE", "RETURNING", "ON", "ORDER", "LIMIT", "FOR", "UNION")
 	}
 	if i > start && m.isCondition(start, i) {
 		m.add(mutantAlways, start, i, "("+m.source(start, i)+" OR true)")
