@@ -6,9 +6,9 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
@@ -29,10 +29,10 @@ var files embed.FS
 
 // Migration is one numbered step of the schema.
 type Migration struct {
-	Version   int64
+	Version   int64     // from 1
 	Name      string    // the file's name
-	Applied   bool      // after Up or Down: what it is now
-	AppliedAt time.Time // zero unless Status found it applied
+	Applied   bool      // what it is after the call
+	AppliedAt time.Time // on the database's clock, in UTC; zero unless Status found it applied
 }
 
 // Option configures a call of this package.
@@ -42,6 +42,7 @@ type config struct {
 	schema string
 	to     int64
 	toSet  bool
+	all    []Migration // every one that is embedded, by version
 }
 
 // WithSchema names the schema of the table. It is created if it is missing. Any name that PostgreSQL takes will do; it is
@@ -50,7 +51,9 @@ func WithSchema(name string) Option {
 	return func(c *config) { c.schema = name }
 }
 
-// To stops at a version: Up applies up to and with it, Down rolls back what is above it. Defaults to all.
+// To stops at a version: Up and SQL go up to and with it, Down and DownSQL roll back what is above it. It is 0 or the version of
+// a migration; another one is an error. Status does not look at it. Defaults to the latest version on the way up, to 0 on the
+// way down.
 func To(version int64) Option {
 	return func(c *config) { c.to, c.toSet = version, true }
 }
@@ -61,22 +64,39 @@ func newConfig(opts []Option) (config, error) {
 		opt(&c)
 	}
 	if err := sqlgen.ValidateSchema(c.schema); err != nil {
+		return c, err //nolint:wrapcheck // it says what is wrong, and each caller says where
+	}
+	var err error
+	if c.all, err = sources(); err != nil {
 		return c, err
 	}
-	if c.to < 0 {
-		return c, fmt.Errorf("the version is %d: it must not be negative", c.to)
+	if c.to != 0 && !slices.ContainsFunc(c.all, func(m Migration) bool { return m.Version == c.to }) {
+		return c, fmt.Errorf("there is no version %d: this package knows 1 to %d, and 0 for none", c.to, c.all[len(c.all)-1].Version)
 	}
 	return c, nil
 }
 
 // Up applies what has not been applied yet, in order, each migration in a transaction of its own, and returns what this call
-// applied. Any number of processes may call it at once: one works, the others wait for it and then find nothing to do.
+// applied, also when it fails. Any number of processes may call it at once: one works, the others wait for it and then find nothing
+// to do. Where nothing is pending it takes no lock and writes nothing.
 //
-// It needs the right to create tables in the schema, and in the database if the schema is missing. It uses one connection of
-// the pool, which must reach the server directly or through a pooler in session mode, since the lock belongs to the
-// session. A process that dies in the middle leaves neither the lock nor half a migration.
+// It needs the right to create tables in the schema, and to create schemas in the database if the schema is missing. It uses one
+// connection of the pool at a time, which must reach the server directly or through a pooler in session mode, since the lock
+// belongs to the session. A process that dies in the middle leaves neither the lock nor half a migration.
+//
+// The server's error is reachable as *pgconn.PgError.
 func Up(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migration, error) {
-	return run(ctx, pool, "up", opts, func(ctx context.Context, c config, p *goose.Provider) ([]*goose.MigrationResult, error) {
+	return run(ctx, pool, "up", opts, func(ctx context.Context, db *sql.DB, c config) ([]*goose.MigrationResult, error) {
+		if c.toSet && c.to == 0 {
+			return nil, nil
+		}
+		if err := prepare(ctx, db, c.schema); err != nil {
+			return nil, err
+		}
+		p, err := newProvider(db, c.schema)
+		if err != nil {
+			return nil, err
+		}
 		if c.toSet {
 			return p.UpTo(ctx, c.to)
 		}
@@ -85,16 +105,38 @@ func Up(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migration, e
 }
 
 // Down rolls back all migrations, or those above [To], the latest first, and returns them. Rolled back to 0 it drops the table
-// and with it EVERY KEY: what is repeated afterwards is executed again. The schema and the version table stay.
+// and the sequence and with them EVERY KEY: what is repeated afterwards is executed again, and fencing tokens begin again at 1.
+//
+// The schema stays, since it may hold other things, and so does the version table, which says then that nothing has been
+// applied: to drop it would pull it from under a migrator that waits for its turn. DROP TABLE it if you are leaving.
+//
+// It needs what [Up] needs, and waits until running transactions have let go of the table.
 func Down(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migration, error) {
-	return run(ctx, pool, "down", opts, func(ctx context.Context, c config, p *goose.Provider) ([]*goose.MigrationResult, error) {
+	return run(ctx, pool, "down", opts, func(ctx context.Context, db *sql.DB, c config) ([]*goose.MigrationResult, error) {
+		exists, err := versionStore{schema: c.schema}.TableExists(ctx, db)
+		if err != nil || !exists {
+			return nil, err
+		}
+		p, err := newProvider(db, c.schema)
+		if err != nil {
+			return nil, err
+		}
 		return p.DownTo(ctx, c.to)
 	})
 }
 
+func newProvider(db *sql.DB, schema string) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectCustom, db, rendered(schema),
+		goose.WithStore(versionStore{schema: schema}),
+		goose.WithSessionLocker(sessionLocker{schema: schema}),
+		goose.WithDisableGlobalRegistry(true),
+		goose.WithLogger(goose.NopLogger()),
+	)
+}
+
 func run(
 	ctx context.Context, pool *pgxpool.Pool, direction string, opts []Option,
-	migrate func(ctx context.Context, c config, p *goose.Provider) ([]*goose.MigrationResult, error),
+	migrate func(ctx context.Context, db *sql.DB, c config) ([]*goose.MigrationResult, error),
 ) ([]Migration, error) {
 	c, err := newConfig(opts)
 	if err != nil {
@@ -105,16 +147,7 @@ func run(
 		return nil, fmt.Errorf("migrations: %s: %w", direction, err)
 	}
 	defer done()
-	provider, err := goose.NewProvider("", db, rendered(c.schema),
-		goose.WithStore(versionStore{schema: c.schema}),
-		goose.WithSessionLocker(sessionLocker{schema: c.schema}),
-		goose.WithDisableGlobalRegistry(true),
-		goose.WithLogger(goose.NopLogger()),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("migrations: %s: %w", direction, err)
-	}
-	results, err := migrate(ctx, c, provider)
+	results, err := migrate(ctx, db, c)
 	if partial, ok := errors.AsType[*goose.PartialError](err); ok {
 		results = partial.Applied
 	}
@@ -123,13 +156,13 @@ func run(
 		changed = append(changed, Migration{Version: r.Source.Version, Name: r.Source.Path, Applied: direction == "up"})
 	}
 	if err != nil {
-		return changed, fmt.Errorf("migrations: %s in schema %q: %w", direction, c.schema, explain(err))
+		return changed, fmt.Errorf("migrations: %s in schema %q: %w", direction, c.schema, explain(err, adviceMigrate))
 	}
 	return changed, nil
 }
 
-// Status returns every migration that this package knows and whether it has been applied. It changes nothing, and needs no
-// more than the right to read the version table; where there is none, nothing has been applied.
+// Status returns every migration that this package knows, by version, and whether it has been applied. It takes no lock and
+// changes nothing, and needs no more than the right to read the version table; where there is none, nothing has been applied.
 func Status(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migration, error) {
 	c, err := newConfig(opts)
 	if err != nil {
@@ -140,37 +173,31 @@ func Status(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migratio
 		return nil, fmt.Errorf("migrations: status: %w", err)
 	}
 	defer done()
-	migrations, err := status(ctx, db, c)
-	if err != nil {
-		return nil, fmt.Errorf("migrations: status of schema %q: %w", c.schema, explain(err))
+	if err := addStatus(ctx, db, c); err != nil {
+		return nil, fmt.Errorf("migrations: status of schema %q: %w", c.schema, explain(err, adviceStatus))
 	}
-	return migrations, nil
+	return c.all, nil
 }
 
-func status(ctx context.Context, db *sql.DB, c config) ([]Migration, error) {
-	all, err := sources()
-	if err != nil {
-		return nil, err
-	}
+// addStatus marks those in c.all that have been applied.
+func addStatus(ctx context.Context, db *sql.DB, c config) error {
 	store := versionStore{schema: c.schema}
 	exists, err := store.TableExists(ctx, db)
 	if err != nil || !exists {
-		return all, err
+		return err
 	}
-	for i := range all {
-		found, err := store.GetMigration(ctx, db, all[i].Version)
+	for i := range c.all {
+		found, err := store.GetMigration(ctx, db, c.all[i].Version)
 		switch {
 		case errors.Is(err, database.ErrVersionNotFound):
 			continue
 		case err != nil:
-			return nil, err
-		}
-		all[i].Applied = found.IsApplied
-		if found.IsApplied {
-			all[i].AppliedAt = found.Timestamp
+			return err
+		case found.IsApplied:
+			c.all[i].Applied, c.all[i].AppliedAt = true, found.Timestamp
 		}
 	}
-	return all, nil
+	return nil
 }
 
 // open wraps pool for goose, which speaks database/sql, and returns how to let go of the wrapper. It opens no connection of its
@@ -181,21 +208,4 @@ func open(pool *pgxpool.Pool) (*sql.DB, func(), error) {
 	}
 	db := stdlib.OpenDBFromPool(pool)
 	return db, func() { _ = db.Close() }, nil
-}
-
-// explain says what to do where the server's message alone does not.
-func explain(err error) error {
-	pgErr, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok {
-		return err
-	}
-	switch pgErr.Code {
-	case "42501": // insufficient_privilege
-		return fmt.Errorf("this role may not do that; run the migrations as the owner of the schema, or apply what migrations.SQL prints: %w", err)
-	case "42P07", "42710": // duplicate_table, duplicate_object
-		return fmt.Errorf("the objects are there, but the version table does not say so: %w", err)
-	case "25006": // read_only_sql_transaction
-		return fmt.Errorf("the database is read-only on this connection, connect to the primary: %w", err)
-	}
-	return err
 }

@@ -1,34 +1,51 @@
 package migrations
 
 import (
-	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/archlab/idempotency/internal/sqlgen"
+	"github.com/pressly/goose/v3"
 )
 
 // qualifier stands before every name in the files, which are usable as they lie there for the schema public.
 const qualifier = SchemaDefault + "."
 
-// render puts another schema in place of public. The files qualify every object and say "public." nowhere else, which a test
-// holds.
-func render(text, schema string) string {
-	return strings.ReplaceAll(text, qualifier, sqlgen.QuoteIdentifier(schema)+".")
+// render puts the quoted name of another schema in place of public. The files qualify every object and say "public." nowhere
+// else, which a test holds.
+func render(text, quoted string) string {
+	return strings.ReplaceAll(text, qualifier, quoted+".")
 }
 
-// rendered is the embedded files with another schema. (fstest.MapFS would do the same, but links package testing into every
-// program that migrates.)
+// escapeIdentifier quotes name as [sqlgen.QuoteIdentifier] does, for text that goose reads line by line. It knows nothing of
+// quotes: a line break, a semicolon or two hyphens in a name would cut a statement, or read as a comment. So each ASCII
+// character but letters and digits is written by its number.
+func escapeIdentifier(name string) string {
+	var b strings.Builder
+	b.WriteString(`U&"`)
+	for _, r := range name {
+		switch {
+		case r >= 0x80, '0' <= r && r <= '9', 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z':
+			b.WriteRune(r)
+		default:
+			fmt.Fprintf(&b, `\%04X`, r)
+		}
+	}
+	b.WriteString(`"`)
+	return b.String()
+}
+
+// rendered is the embedded files for a schema, as goose reads them. (fstest.MapFS would do the same, but links package testing
+// into every program that migrates.)
 type rendered string
 
 // Open implements fs.FS.
 func (schema rendered) Open(name string) (fs.File, error) {
 	file, err := files.Open(name)
-	if err != nil || !strings.HasSuffix(name, ".sql") {
+	if err != nil || !strings.HasSuffix(name, ".sql") || schema == SchemaDefault {
 		return file, err //nolint:wrapcheck // an fs.FS returns *fs.PathError as it is
 	}
 	info, err := file.Stat()
@@ -39,13 +56,13 @@ func (schema rendered) Open(name string) (fs.File, error) {
 	if err != nil {
 		return nil, err //nolint:wrapcheck // as above
 	}
-	return &renderedFile{Reader: bytes.NewReader([]byte(render(string(text), string(schema)))), info: info}, nil
+	return &renderedFile{Reader: strings.NewReader(render(string(text), escapeIdentifier(string(schema)))), info: info}, nil
 }
 
 type renderedFile struct {
-	*bytes.Reader
+	*strings.Reader
 
-	info fs.FileInfo
+	info fs.FileInfo // of the embedded file
 }
 
 // Stat implements fs.File.
@@ -54,7 +71,7 @@ func (f *renderedFile) Stat() (fs.FileInfo, error) { return f.info, nil }
 // Close implements fs.File.
 func (f *renderedFile) Close() error { return nil }
 
-// sources lists the embedded migrations in order.
+// sources lists the embedded migrations by version.
 func sources() ([]Migration, error) {
 	names, err := fs.Glob(files, "*.sql")
 	if err != nil {
@@ -62,94 +79,15 @@ func sources() ([]Migration, error) {
 	}
 	all := make([]Migration, 0, len(names))
 	for _, name := range names {
-		number, _, _ := strings.Cut(name, "_")
-		version, err := strconv.ParseInt(number, 10, 64)
+		version, err := goose.NumericComponent(name)
 		if err != nil {
-			return nil, fmt.Errorf("the file %s has no number: %w", name, err)
+			return nil, fmt.Errorf("the number of %s: %w", name, err)
 		}
 		all = append(all, Migration{Version: version, Name: name})
 	}
+	if len(all) == 0 {
+		return nil, errors.New("no migration is embedded")
+	}
 	slices.SortFunc(all, func(a, b Migration) int { return cmp.Compare(a.Version, b.Version) })
 	return all, nil
-}
-
-// Marks of goose that divide a file.
-const (
-	markUp   = "-- +goose Up\n"
-	markDown = "-- +goose Down\n"
-)
-
-// sections returns the two halves of a migration for schema.
-func sections(m Migration, schema string) (up, down string, err error) {
-	text, err := files.ReadFile(m.Name)
-	if err != nil {
-		return "", "", fmt.Errorf("read a migration: %w", err)
-	}
-	head, rest, ok := strings.Cut(string(text), markUp)
-	up, down, ok2 := strings.Cut(rest, markDown)
-	if !ok || !ok2 {
-		return "", "", fmt.Errorf("the file %s lacks %q or %q", m.Name, markUp, markDown)
-	}
-	return head + render(strings.Trim(up, "\n"), schema) + "\n", render(strings.Trim(down, "\n"), schema) + "\n", nil
-}
-
-// SQL returns the text of all migrations, or those up to [To], for teams whose migrations run elsewhere. It is one transaction,
-// works on a database without any of it, creates the schema if it is missing, and records the versions, so that a later Up
-// knows of them. Give it to psql with ON_ERROR_STOP, or paste it into a migration of your own without BEGIN and COMMIT.
-func SQL(opts ...Option) (string, error) {
-	c, err := newConfig(opts)
-	if err != nil {
-		return "", fmt.Errorf("migrations: SQL: %w", err)
-	}
-	all, err := sources()
-	if err != nil {
-		return "", fmt.Errorf("migrations: SQL: %w", err)
-	}
-	store := versionStore{schema: c.schema}
-	var b strings.Builder
-	b.WriteString("BEGIN;\n\n")
-	if c.schema != SchemaDefault {
-		fmt.Fprintf(&b, "%s;\n\n", store.createSchema())
-	}
-	fmt.Fprintf(&b, "%s;\n", strings.Replace(store.createTable(), "CREATE TABLE", "CREATE TABLE IF NOT EXISTS", 1))
-	fmt.Fprintf(&b, "INSERT INTO %[1]s (version_id, is_applied)\n    SELECT 0, true WHERE NOT EXISTS (SELECT FROM %[1]s);\n\n",
-		store.Tablename())
-	for _, m := range all {
-		if c.toSet && m.Version > c.to {
-			break
-		}
-		up, _, err := sections(m, c.schema)
-		if err != nil {
-			return "", fmt.Errorf("migrations: SQL: %w", err)
-		}
-		fmt.Fprintf(&b, "%s\nINSERT INTO %s (version_id, is_applied) VALUES (%d, true);\n\n", up, store.Tablename(), m.Version)
-	}
-	b.WriteString("COMMIT;\n")
-	return b.String(), nil
-}
-
-// DownSQL returns the text that rolls back all migrations, or those above [To]. It drops every key with the table; see [Down].
-func DownSQL(opts ...Option) (string, error) {
-	c, err := newConfig(opts)
-	if err != nil {
-		return "", fmt.Errorf("migrations: down SQL: %w", err)
-	}
-	all, err := sources()
-	if err != nil {
-		return "", fmt.Errorf("migrations: down SQL: %w", err)
-	}
-	var b strings.Builder
-	b.WriteString("BEGIN;\n\n")
-	for _, m := range slices.Backward(all) {
-		if m.Version <= c.to {
-			break
-		}
-		_, down, err := sections(m, c.schema)
-		if err != nil {
-			return "", fmt.Errorf("migrations: down SQL: %w", err)
-		}
-		fmt.Fprintf(&b, "%sDELETE FROM %s WHERE version_id = %d;\n\n", down, versionStore{schema: c.schema}.Tablename(), m.Version)
-	}
-	b.WriteString("COMMIT;\n")
-	return b.String(), nil
 }
