@@ -11,8 +11,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/archlab/idempotency/internal/pgtest"
+	"github.com/archlab/idempotency/migrations"
 	"github.com/archlab/idempotency/pgstore"
 )
 
@@ -215,6 +218,45 @@ func TestLongestKeysAreStored(t *testing.T) {
 		require.False(t, created)
 		require.Equal(t, name, record.Response)
 	}
+}
+
+// In a database of another language than C, and whatever a new version of its collation library thinks of hyphens: the
+// columns have an order of their own, that of bytes.
+func TestKeysAreComparedByteForByteUnderEveryCollation(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), pgtest.Database(t, pgtest.WithCollation()))
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	_, err = migrations.Up(t.Context(), pool)
+	require.NoError(t, err)
+	f := &fixture{Pool: pool, Schema: pgstore.SchemaDefault}
+	f.Store = f.NewStore(t, pool, lease, retention)
+	var linguistic bool
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT 'a' < 'B'`).Scan(&linguistic))
+	require.True(t, linguistic, "the database has the order of bytes anyway")
+
+	values := []string{"11", "1-1", "1 1", "a", "A", "á", "a\u0301", "ss", "ß", "\u200b1\u200b1", "\ufb01", "fi"}
+	attempts := map[string]uint64{}
+	for _, value := range values {
+		record, created, err := f.Begin(t.Context(), recordKey(value), fingerprint)
+		require.NoError(t, err)
+		require.True(t, created, "%q was taken for another key", value)
+		attempts[value] = record.Attempt
+	}
+	for _, value := range values {
+		require.NoError(t, f.Complete(t.Context(), recordKey(value), fingerprint, attempts[value], value))
+		record, live, err := f.Get(t.Context(), recordKey(value))
+		require.NoError(t, err)
+		require.True(t, live)
+		require.Equal(t, value, record.Response)
+	}
+
+	// The sweep that lists keys in their order lists each once.
+	recordExec(t, f, `UPDATE %s SET expires_at = 'epoch', purge_after = 'epoch'`)
+	sweepPoison(t, f, `OLD.key IN ('11', '1-1', 'A', 'fi')`)
+	deleted, err := f.Sweep(t.Context(), 100)
+	require.EqualValues(t, len(values)-4, deleted)
+	require.Equal(t, 4, strings.Count(err.Error(), "stays"))
 }
 
 func TestKeyTextIsQuoted(t *testing.T) {
