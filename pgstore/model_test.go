@@ -55,7 +55,7 @@ func TestStoreInTransactionsAgreesWithModel(t *testing.T) {
 // An attempt is unique in the whole table, so it could do harm through any key, if the key were not compared.
 func TestAnAttemptEndsNoRecordButItsOwn(t *testing.T) {
 	t.Parallel()
-	own := modelKeys[0]
+	own := modelKey
 	for component, other := range map[string]pgstore.Key{
 		"tenant":    {Tenant: "other", Operation: own.Operation, Value: own.Value},
 		"operation": {Tenant: own.Tenant, Operation: "other", Value: own.Value},
@@ -78,10 +78,37 @@ func TestAnAttemptEndsNoRecordButItsOwn(t *testing.T) {
 				record.Remaining = kept.Remaining
 				require.Equal(t, record, kept)
 			}
-			refused(pgstore.ErrLeaseExpired) // the other key has no record
+			_, live, err := f.Get(t.Context(), other)
+			require.NoError(t, err)
+			require.False(t, live)
+			refused(pgstore.ErrLeaseExpired)
 			_, _, err = f.Begin(t.Context(), other, fingerprint)
 			require.NoError(t, err)
-			refused(pgstore.ErrStaleAttempt) // it has one, of another attempt
+			refused(pgstore.ErrStaleAttempt)
+		})
+	}
+}
+
+func TestAnAttemptHoldsItsKeyToTheLastMicrosecondOfItsLease(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(f *fixture, attempt uint64) error{
+		"complete": func(f *fixture, attempt uint64) error { return f.Complete(t.Context(), key, fingerprint, attempt, "") },
+		"fail":     func(f *fixture, attempt uint64) error { return f.Fail(t.Context(), key, fingerprint, attempt, false) },
+		"extend": func(f *fixture, attempt uint64) error {
+			_, err := f.Extend(t.Context(), key, fingerprint, attempt)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for left, want := range map[time.Duration]error{time.Microsecond: nil, 0: pgstore.ErrLeaseExpired} {
+				clock := newClock()
+				f := setup(t, pgstore.WithClock(clock.Now))
+				record, _, err := f.Begin(t.Context(), key, fingerprint)
+				require.NoError(t, err)
+				clock.Advance(lease - left)
+				require.ErrorIs(t, call(f, record.Attempt), want)
+			}
 		})
 	}
 }
@@ -114,16 +141,16 @@ func (m *modelTest) check(t *testing.T, options *pgx.TxOptions) {
 		s := m.start(t, r)
 		defer s.rollback()
 		actions := map[string]func(*rapid.T){
-			"":             s.compareTables,
-			"begin":        s.begin,
-			"begin again":  s.begin, // twice the share: everything else starts with it
-			"complete":     s.complete,
-			"fail":         s.fail,
-			"extend":       s.extend,
-			"get":          s.get,
-			"sweep":        s.sweep,
-			"time":         s.moveTime,
-			"time to edge": s.moveTimeToEdge,
+			"":            s.compareTables,
+			"begin":       s.begin,
+			"begin again": s.begin, // twice the share: everything else starts with it
+			"complete":    s.complete,
+			"edge":        s.moveTimeToEdge,
+			"extend":      s.extend,
+			"fail":        s.fail,
+			"get":         s.get,
+			"sweep":       s.sweep,
+			"time":        s.moveTime,
 		}
 		if options != nil {
 			actions["transaction"] = func(r *rapid.T) { s.openTx(r, *options) }
@@ -148,15 +175,17 @@ type modelStore interface {
 // modelMaxResponse is the limit of every store here: small, so that the limit itself is often met.
 const modelMaxResponse = 64
 
-// What sequences choose from. The first key is in each of them; others differ from it in one component, in where a separator
-// stands, in case, or in trailing space: keys that a sloppy comparison takes for each other.
+// What sequences choose from. The first key is in each of them; its neighbours differ from it in one component, the strangers
+// in where a separator stands, in trailing space, or entirely.
 var (
-	modelKeys = []pgstore.Key{
-		{Tenant: "a/b", Operation: "c", Value: "d"},
-		{Tenant: "a", Operation: "b/c", Value: "d"},
-		{Tenant: "a/b", Operation: "c", Value: "D"},
+	modelKey        = pgstore.Key{Tenant: "a/b", Operation: "c", Value: "d"}
+	modelNeighbours = []pgstore.Key{
 		{Tenant: "a/b", Operation: "C", Value: "d"},
 		{Tenant: "A/b", Operation: "c", Value: "d"},
+		{Tenant: "a/b", Operation: "c", Value: "D"},
+	}
+	modelStrangers = []pgstore.Key{
+		{Tenant: "a", Operation: "b/c", Value: "d"},
 		{Tenant: "a/b", Operation: "c", Value: "d "},
 		{Tenant: "caf\u00e9", Operation: "c", Value: "d"},
 		{Tenant: "cafe\u0301", Operation: "c", Value: "d"},
@@ -198,8 +227,9 @@ func (m *modelTest) start(t *testing.T, r *rapid.T) *modelSequence {
 	m.sequences.Add(1)
 	s := &modelSequence{modelTest: m, ctx: t.Context(), clock: newClock()}
 	s.table = refstore.NewTable(s.clock.Now)
-	s.keys = append(modelKeys[:1:1], rapid.SliceOfNDistinct(
-		rapid.SampledFrom(modelKeys[1:]), 0, 3, rapid.ID[pgstore.Key]).Draw(r, "further keys")...)
+	s.keys = slices.Concat([]pgstore.Key{modelKey},
+		rapid.SliceOfNDistinct(rapid.SampledFrom(modelNeighbours), 0, 2, rapid.ID[pgstore.Key]).Draw(r, "neighbours"),
+		rapid.SliceOfNDistinct(rapid.SampledFrom(modelStrangers), 0, 1, rapid.ID[pgstore.Key]).Draw(r, "stranger"))
 	for range 2 {
 		lease := rapid.SampledFrom(modelDurations).Draw(r, "lease")
 		retention := rapid.SampledFrom(modelDurations).Draw(r, "retention")
@@ -256,7 +286,7 @@ func (s *modelSequence) both(r *rapid.T, call func(store modelStore) modelAnswer
 func (s *modelSequence) begin(r *rapid.T) {
 	k := s.drawKey(r)
 	fingerprint := rapid.SampledFrom([]string{
-		modelFingerprints[0], modelFingerprints[0], modelFingerprints[0], modelFingerprints[1], drawFingerprint(r),
+		modelFingerprints[0], modelFingerprints[0], modelFingerprints[0], modelFingerprints[1], drawFingerprint(r, ""),
 	}).Draw(r, "fingerprint")
 	s.both(r, func(store modelStore) modelAnswer {
 		return newModelAnswer(store.Begin(s.ctx, k, fingerprint))
@@ -359,11 +389,13 @@ func (s *modelSequence) drawKey(r *rapid.T) pgstore.Key {
 	return rapid.SampledFrom(s.keys).Draw(r, "key")
 }
 
-func drawFingerprint(r *rapid.T) string {
+// drawFingerprint draws any fingerprint but one.
+func drawFingerprint(r *rapid.T, but string) string {
 	if rapid.IntRange(0, 15).Draw(r, "valid") == 15 {
 		return rapid.SampledFrom(modelInvalidFingerprints).Draw(r, "invalid fingerprint")
 	}
-	return rapid.SampledFrom(modelFingerprints).Draw(r, "fingerprint")
+	others := slices.DeleteFunc(slices.Clone(modelFingerprints), func(f string) bool { return f == but })
+	return rapid.SampledFrom(others).Draw(r, "fingerprint")
 }
 
 // drawOwner draws the arguments of Complete, Fail and Extend: mostly those of the record's owner.
@@ -375,10 +407,10 @@ func (s *modelSequence) drawOwner(r *rapid.T) (k pgstore.Key, fingerprint string
 		owner = rapid.SampledFrom(s.keys).Draw(r, "owner")
 	}
 	fingerprint, attempt = rows[owner].Fingerprint, rows[owner].Attempt
-	if fingerprint == "" || rapid.IntRange(0, 7).Draw(r, "own fingerprint") == 7 {
-		fingerprint = drawFingerprint(r)
+	if fingerprint == "" || rapid.IntRange(0, 5).Draw(r, "own fingerprint") == 5 {
+		fingerprint = drawFingerprint(r, fingerprint)
 	}
-	if rapid.IntRange(0, 7).Draw(r, "own attempt") == 7 {
+	if rapid.IntRange(0, 5).Draw(r, "own attempt") == 5 {
 		attempt = rapid.SampledFrom([]uint64{
 			0, attempt - 1, attempt + 1, 1, math.MaxInt64, math.MaxInt64 + 1, math.MaxUint64,
 		}).Draw(r, "attempt")
