@@ -21,6 +21,14 @@ func bytesRandom(tb testing.TB, n int) []byte {
 	return random
 }
 
+// bytesSame compares what may be megabytes, which nobody wants printed.
+func bytesSame(t *testing.T, want, got string) {
+	t.Helper()
+	if want != got {
+		t.Fatalf("%d bytes became %d others", len(want), len(got))
+	}
+}
+
 // bytesAll holds every byte value once.
 func bytesAll() string {
 	var all [256]byte
@@ -61,12 +69,12 @@ func TestResponsesComeBackByteForByte(t *testing.T) {
 					require.NoError(t, err)
 					require.False(t, created)
 					require.Equal(t, pgstore.StateDone, record.State)
-					require.True(t, response == record.Response, "%s: %d bytes became %d others", name, len(response), len(record.Response))
+					bytesSame(t, response, record.Response)
 				}
 				got, live, err := store.Get(t.Context(), k)
 				require.NoError(t, err)
 				require.True(t, live)
-				require.True(t, response == got.Response)
+				bytesSame(t, response, got.Response)
 			}
 		})
 	}
@@ -148,7 +156,7 @@ func TestResponseLimitIsExact(t *testing.T) {
 		record, created, err := store.Begin(t.Context(), key, fingerprint)
 		require.NoError(t, err)
 		require.False(t, created)
-		require.True(t, response == record.Response)
+		bytesSame(t, response, record.Response)
 	}
 
 	larger := f.NewStore(t, f.Pool, lease, retention, pgstore.WithMaxResponse(pgstore.MaxResponseDefault+1))
@@ -157,7 +165,7 @@ func TestResponseLimitIsExact(t *testing.T) {
 	require.NoError(t, larger.Complete(t.Context(), k, fingerprint, attempt, response+"x"))
 	record, _, err := f.Get(t.Context(), k)
 	require.NoError(t, err)
-	require.True(t, response+"x" == record.Response)
+	bytesSame(t, response+"x", record.Response)
 }
 
 // What PostgreSQL would refuse as text, and abort the transaction for, never reaches it.

@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -67,10 +68,8 @@ var keyCalls = map[string]func(ctx context.Context, s *pgstore.Store, k pgstore.
 
 // keyWant is the documented rule.
 func keyWant(k pgstore.Key) error {
-	for _, component := range []string{k.Tenant, k.Operation, k.Value} {
-		if component == "" {
-			return pgstore.ErrKeyEmpty
-		}
+	if slices.Contains([]string{k.Tenant, k.Operation, k.Value}, "") {
+		return pgstore.ErrKeyEmpty
 	}
 	for _, component := range []string{k.Tenant, k.Operation, k.Value} {
 		if len(component) > 512 || !utf8.ValidString(component) || strings.ContainsRune(component, 0) {

@@ -420,7 +420,7 @@ func raceAgainstTheEndOfALease(t *testing.T, r *race, rounds int) {
 	took := 10 * time.Millisecond
 	for n := range rounds {
 		k := pgstore.Key{Tenant: "lapsing", Operation: "race", Value: strconv.Itoa(n)}
-		left := time.Duration(rand.Int64N(int64(took))) //nolint:gosec // spreads the moments
+		left := time.Duration(rand.Int64N(int64(took)))
 		attempt := r.put(t, k, pgstore.StateInProgress, fingerprint, left, time.Hour)
 		start := time.Now()
 		if raceAgainstAnAttempt(t, r, k, attempt) {
@@ -451,7 +451,7 @@ func raceOfOwners(t *testing.T, r *race, rounds int) {
 	for range raceCallers {
 		calls = append(calls, func() {
 			for range perform {
-				owned, err := raceLife(t, r, &tracks, rand.IntN(len(tracks))) //nolint:gosec // a choice
+				owned, err := raceLife(t, r, &tracks, rand.IntN(len(tracks)))
 				if err != nil {
 					t.Error(err)
 					return
@@ -475,13 +475,13 @@ func raceLife(t *testing.T, r *race, tracks *[8]raceTrack, n int) (owned bool, e
 	record, created, err := r.f.Begin(t.Context(), k, fingerprint)
 	switch {
 	case errors.Is(err, pgstore.ErrInProgress):
-		if owner := track.owner.Load(); owner > 1 && rand.N(4) == 0 { //nolint:gosec // a choice
+		if owner := track.owner.Load(); owner > 1 && rand.N(4) == 0 {
 			err = r.f.Complete(t.Context(), k, fingerprint, owner-1, "forged")
 			if !errors.Is(err, pgstore.ErrStaleAttempt) && !errors.Is(err, pgstore.ErrLeaseExpired) {
 				return false, fmt.Errorf("a forged completion of %s: %w", k, err)
 			}
 		}
-		if rand.N(16) == 0 { //nolint:gosec // a choice
+		if rand.N(16) == 0 {
 			if _, err := r.f.Sweep(t.Context(), 2); err != nil {
 				return false, err
 			}
@@ -506,7 +506,7 @@ func raceLife(t *testing.T, r *race, tracks *[8]raceTrack, n int) (owned bool, e
 	if _, err := r.f.Extend(t.Context(), k, fingerprint, record.Attempt); err != nil {
 		return true, err
 	}
-	switch rand.N(4) { //nolint:gosec // a choice
+	switch rand.N(4) {
 	case 0:
 		err = r.f.Complete(t.Context(), k, fingerprint, record.Attempt, strconv.FormatUint(record.Attempt, 10))
 		track.owner.Store(0)

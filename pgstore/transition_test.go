@@ -60,20 +60,20 @@ func transitionExtend(t *testing.T, s *pgstore.Store, k pgstore.Key, fingerprint
 
 // transitionWant is the specification: what the call returns on a record, and whether it writes. The order of the cases is
 // the order in which calls check.
-func transitionWant(c transitionCall, state pgstore.State, live, sameFingerprint, sameAttempt bool) (want error, writes bool) {
+func transitionWant(c transitionCall, state pgstore.State, live, sameFingerprint, sameAttempt bool) (writes bool, want error) {
 	switch {
 	case state == "", !live:
-		return pgstore.ErrLeaseExpired, false
+		return false, pgstore.ErrLeaseExpired
 	case !sameFingerprint:
-		return pgstore.ErrConflict, false
+		return false, pgstore.ErrConflict
 	case !sameAttempt:
-		return pgstore.ErrStaleAttempt, false
+		return false, pgstore.ErrStaleAttempt
 	case state == pgstore.StateInProgress:
-		return nil, true
+		return true, nil
 	case state == c.wants && (state != pgstore.StateDone || c.response == recordResponse):
-		return nil, false // a repeat
+		return false, nil // a repeat
 	}
-	return pgstore.ErrStaleAttempt, false
+	return false, pgstore.ErrStaleAttempt
 }
 
 // Every call on every record: in each state or none, live or not, by the same and another fingerprint, as the same and
@@ -117,7 +117,7 @@ func transitionOnce(t *testing.T, f *fixture, k pgstore.Key, c transitionCall, s
 	attempt := map[string]uint64{
 		"same": own, "lower": max(own, 1) - 1, "higher": own + 1, "none": 0, "impossible": math.MaxUint64,
 	}[which]
-	want, writes := transitionWant(c, state, live, asked == fingerprint, attempt == own)
+	writes, want := transitionWant(c, state, live, asked == fingerprint, attempt == own)
 
 	before := recordRow(t, f, k)
 	err := c.call(t, f.Store, k, asked, attempt)
