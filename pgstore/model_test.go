@@ -139,7 +139,7 @@ func (m *modelTest) check(t *testing.T, options *pgx.TxOptions) {
 	t.Helper()
 	rapid.Check(t, func(r *rapid.T) {
 		s := m.start(t, r)
-		defer s.rollback()
+		defer s.rollback(r)
 		actions := map[string]func(*rapid.T){
 			"":            s.compareTables,
 			"begin":       s.begin,
@@ -211,7 +211,6 @@ var (
 // modelSequence is one sequence of commands: two stores on one table, and their two models on another.
 type modelSequence struct {
 	*modelTest
-	ctx    context.Context
 	clock  *clock
 	table  *refstore.Table
 	stores []*pgstore.Store
@@ -225,7 +224,7 @@ type modelSequence struct {
 func (m *modelTest) start(t *testing.T, r *rapid.T) *modelSequence {
 	t.Helper()
 	m.sequences.Add(1)
-	s := &modelSequence{modelTest: m, ctx: t.Context(), clock: newClock()}
+	s := &modelSequence{modelTest: m, clock: newClock()}
 	s.table = refstore.NewTable(s.clock.Now)
 	s.keys = slices.Concat([]pgstore.Key{modelKey},
 		rapid.SliceOfNDistinct(rapid.SampledFrom(modelNeighbours), 0, 2, rapid.ID[pgstore.Key]).Draw(r, "neighbours"),
@@ -240,7 +239,7 @@ func (m *modelTest) start(t *testing.T, r *rapid.T) *modelSequence {
 	var batch pgx.Batch
 	batch.Queue("DELETE FROM " + m.schema + "." + sqlgen.Table)
 	batch.Queue("SELECT setval($1::regclass, 1, false)", m.schema+"."+sqlgen.Sequence)
-	require.NoError(r, m.pool.SendBatch(s.ctx, &batch).Close())
+	require.NoError(r, m.pool.SendBatch(r.Context(), &batch).Close())
 	return s
 }
 
@@ -289,7 +288,7 @@ func (s *modelSequence) begin(r *rapid.T) {
 		modelFingerprints[0], modelFingerprints[0], modelFingerprints[0], modelFingerprints[1], drawFingerprint(r, ""),
 	}).Draw(r, "fingerprint")
 	s.both(r, func(store modelStore) modelAnswer {
-		return newModelAnswer(store.Begin(s.ctx, k, fingerprint))
+		return newModelAnswer(store.Begin(r.Context(), k, fingerprint))
 	})
 }
 
@@ -301,7 +300,7 @@ func (s *modelSequence) complete(r *rapid.T) {
 		s.table.Rows()[k].Response, // as a repeat does
 	}).Draw(r, "response")
 	s.both(r, func(store modelStore) modelAnswer {
-		return newModelAnswer(pgstore.Record{}, false, store.Complete(s.ctx, k, fingerprint, attempt, response))
+		return newModelAnswer(pgstore.Record{}, false, store.Complete(r.Context(), k, fingerprint, attempt, response))
 	})
 }
 
@@ -309,14 +308,14 @@ func (s *modelSequence) fail(r *rapid.T) {
 	k, fingerprint, attempt := s.drawOwner(r)
 	retryable := rapid.SampledFrom([]bool{true, true, false}).Draw(r, "retryable")
 	s.both(r, func(store modelStore) modelAnswer {
-		return newModelAnswer(pgstore.Record{}, false, store.Fail(s.ctx, k, fingerprint, attempt, retryable))
+		return newModelAnswer(pgstore.Record{}, false, store.Fail(r.Context(), k, fingerprint, attempt, retryable))
 	})
 }
 
 func (s *modelSequence) extend(r *rapid.T) {
 	k, fingerprint, attempt := s.drawOwner(r)
 	s.both(r, func(store modelStore) modelAnswer {
-		record, err := store.Extend(s.ctx, k, fingerprint, attempt)
+		record, err := store.Extend(r.Context(), k, fingerprint, attempt)
 		return newModelAnswer(record, false, err)
 	})
 }
@@ -324,7 +323,7 @@ func (s *modelSequence) extend(r *rapid.T) {
 func (s *modelSequence) get(r *rapid.T) {
 	k := s.drawKey(r)
 	s.both(r, func(store modelStore) modelAnswer {
-		return newModelAnswer(store.Get(s.ctx, k))
+		return newModelAnswer(store.Get(r.Context(), k))
 	})
 }
 
@@ -332,7 +331,7 @@ func (s *modelSequence) sweep(r *rapid.T) {
 	limit := rapid.SampledFrom([]int{1, 1, 2, 3, 1000, math.MaxInt, 0, -1}).Draw(r, "limit")
 	if limit < 1 {
 		for _, store := range []modelStore{s.stores[0], s.models[0]} {
-			_, err := store.Sweep(s.ctx, limit)
+			_, err := store.Sweep(r.Context(), limit)
 			require.Error(r, err)
 		}
 		return
@@ -343,7 +342,7 @@ func (s *modelSequence) sweep(r *rapid.T) {
 		limit++
 	}
 	s.both(r, func(store modelStore) modelAnswer {
-		n, err := store.Sweep(s.ctx, limit)
+		n, err := store.Sweep(r.Context(), limit)
 		a := newModelAnswer(pgstore.Record{}, false, err)
 		a.Swept = n
 		return a
@@ -423,7 +422,7 @@ func (s *modelSequence) openTx(r *rapid.T, options pgx.TxOptions) {
 		r.Skip("there is one")
 	}
 	var err error
-	s.tx, err = s.pool.BeginTx(s.ctx, options)
+	s.tx, err = s.pool.BeginTx(r.Context(), options)
 	require.NoError(r, err)
 	s.saved = s.table.Rows()
 }
@@ -432,7 +431,7 @@ func (s *modelSequence) commitTx(r *rapid.T) {
 	if s.tx == nil {
 		r.Skip("there is none")
 	}
-	require.NoError(r, s.tx.Commit(s.ctx))
+	require.NoError(r, s.tx.Commit(r.Context()))
 	s.tx = nil
 }
 
@@ -440,15 +439,15 @@ func (s *modelSequence) rollbackTx(r *rapid.T) {
 	if s.tx == nil {
 		r.Skip("there is none")
 	}
-	require.NoError(r, s.tx.Rollback(s.ctx))
+	require.NoError(r, s.tx.Rollback(r.Context()))
 	s.tx = nil
 	s.table.Restore(s.saved)
 }
 
 // rollback ends a transaction that the sequence has left open, also where it failed.
-func (s *modelSequence) rollback() {
+func (s *modelSequence) rollback(r *rapid.T) {
 	if s.tx != nil {
-		_ = s.tx.Rollback(context.WithoutCancel(s.ctx))
+		_ = s.tx.Rollback(context.WithoutCancel(r.Context()))
 	}
 }
 
@@ -458,7 +457,7 @@ func (s *modelSequence) compareTables(r *rapid.T) {
 	if s.tx != nil {
 		db = s.tx
 	}
-	rows, err := db.Query(s.ctx, `
+	rows, err := db.Query(r.Context(), `
 		SELECT tenant, operation, key, state, fingerprint, response, attempt, coalesce(abandoned, 0),
 			(extract(epoch FROM begun_at) * 1000000)::bigint,
 			(extract(epoch FROM expires_at) * 1000000)::bigint,

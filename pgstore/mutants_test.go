@@ -170,17 +170,15 @@ func (m *mutator) conditions() {
 	}
 }
 
-// expression finds the conditions of the expression that starts at i, and returns the token behind it.
-func (m *mutator) expression(i int) int {
-	for {
-		i = m.operand(i)
-		if m.text(i) != "AND" && m.text(i) != "OR" {
-			return i
-		}
-		i++
+// expression finds the conditions of the expression that starts at i.
+func (m *mutator) expression(i int) {
+	i = m.operand(i)
+	for m.text(i) == "AND" || m.text(i) == "OR" {
+		i = m.operand(i + 1)
 	}
 }
 
+// operand finds the conditions of the operand that starts at i, and returns the token behind it.
 func (m *mutator) operand(i int) int {
 	start := i
 	if m.text(i) == "(" && m.isGroup(i) {

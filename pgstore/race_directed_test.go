@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -512,8 +513,8 @@ func TestPurgeableListsInOrderWhatIsDueBehindAPosition(t *testing.T) {
 		}
 	}
 	rows = append(rows, directedDone(key, 100, now.Add(time.Microsecond)))
-	for i := len(rows) - 1; i >= 0; i-- {
-		f.directedInsert(t, f.Pool, rows[i])
+	for _, row := range slices.Backward(rows) {
+		f.directedInsert(t, f.Pool, row)
 	}
 	tx := directedPlain(t, f.Pool)
 	statement := f.NewStore(t, f.Pool, lease, retention, pgstore.WithClock(func() time.Time { return now })).Statements().Purgeable
