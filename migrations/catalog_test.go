@@ -113,7 +113,7 @@ func inSchema(tb testing.TB, schema, sql string) []string {
 	tx, err := pgtest.Pool(tb).Begin(tb.Context())
 	require.NoError(tb, err)
 	defer tx.Rollback(tb.Context()) //nolint:errcheck // it only reads
-	execute(tb, tx, `SELECT set_config('search_path', $1, true)`, qualified(schema, "x")[:len(qualified(schema, "x"))-len(`."x"`)])
+	execute(tb, tx, `SELECT set_config('search_path', $1, true)`, quoted(schema))
 	return rows[string](tb, tx, sql)
 }
 

@@ -64,7 +64,7 @@ func newConfig(opts []Option) (config, error) {
 		opt(&c)
 	}
 	if err := sqlgen.ValidateSchema(c.schema); err != nil {
-		return c, err //nolint:wrapcheck // it says what is wrong, and each caller says where
+		return c, err
 	}
 	var err error
 	if c.all, err = sources(); err != nil {
@@ -126,12 +126,16 @@ func Down(ctx context.Context, pool *pgxpool.Pool, opts ...Option) ([]Migration,
 }
 
 func newProvider(db *sql.DB, schema string) (*goose.Provider, error) {
-	return goose.NewProvider(goose.DialectCustom, db, rendered(schema),
+	p, err := goose.NewProvider(goose.DialectCustom, db, rendered(schema),
 		goose.WithStore(versionStore{schema: schema}),
 		goose.WithSessionLocker(sessionLocker{schema: schema}),
 		goose.WithDisableGlobalRegistry(true),
 		goose.WithLogger(goose.NopLogger()),
 	)
+	if err != nil {
+		return nil, fmt.Errorf("set goose up: %w", err)
+	}
+	return p, nil
 }
 
 func run(

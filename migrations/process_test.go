@@ -112,8 +112,8 @@ func startProcess(tb testing.TB) *process {
 	tb.Helper()
 	executable, err := os.Executable()
 	require.NoError(tb, err)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), 5*time.Minute)
-	cmd := exec.CommandContext(ctx, executable)
+	ctx, cancel := context.WithTimeout(contextAfter(tb), 5*time.Minute)
+	cmd := exec.CommandContext(ctx, executable) //nolint:gosec // this very binary
 	cmd.Env = append(os.Environ(), envProcess+"=1")
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()

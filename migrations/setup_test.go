@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"maps"
 	"os"
 	"testing"
 	"time"
@@ -43,9 +44,7 @@ func openPool(tb testing.TB, url string, configure ...func(*pgxpool.Config)) *pg
 // withSettings gives each connection settings as if its role had them.
 func withSettings(settings map[string]string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
-		for name, value := range settings {
-			c.ConnConfig.RuntimeParams[name] = value
-		}
+		maps.Copy(c.ConnConfig.RuntimeParams, settings)
 	}
 }
 
@@ -170,3 +169,12 @@ func insert(tb testing.TB, db database, schema string) int64 {
 VALUES ('t', 'o', gen_random_uuid()::text, 'in_progress', 'f', nextval($1::regclass), 1, now(), now(), now()) RETURNING attempt`,
 		qualified(schema, "idempotency_keys_attempt_seq"))
 }
+
+// contextAfter is for what a test cleans up when its own context has ended.
+func contextAfter(tb testing.TB) context.Context {
+	tb.Helper()
+	return context.WithoutCancel(tb.Context())
+}
+
+// quoted quotes the name of a schema.
+func quoted(schema string) string { return pgx.Identifier{schema}.Sanitize() }
