@@ -177,7 +177,7 @@ func (d *dispatcher) run(ctx context.Context) (err error) {
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return fmt.Errorf("stopped: %w", ctx.Err())
 		case <-ticker.C:
 			d.report.progress(len(d.answers), d.inFlight)
 		case <-quiet.C:
@@ -306,7 +306,7 @@ func (d *dispatcher) exited(ctx context.Context, e event) error {
 	s := e.seat
 	s.process, s.ready = nil, false
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return fmt.Errorf("stopped: %w", ctx.Err())
 	}
 	switch {
 	case e.err == nil:

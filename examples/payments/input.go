@@ -30,7 +30,7 @@ func readInput(name string) (lines []line, blank int, err error) {
 	if name == "" {
 		return readLines(bytes.NewReader(builtIn))
 	}
-	file, err := os.Open(name) //nolint:gosec // the user's own choice
+	file, err := os.Open(name)
 	if err != nil {
 		return nil, 0, fmt.Errorf("open the requests: %w", err)
 	}
@@ -44,13 +44,13 @@ func readLines(r io.Reader) (lines []line, blank int, err error) {
 	reader := bufio.NewReaderSize(r, 64<<10)
 	for number := 1; ; number++ {
 		l, err := readLine(reader)
-		if err != nil && !errors.Is(err, io.EOF) {
+		ended := errors.Is(err, io.EOF)
+		if err != nil && !ended {
 			return nil, 0, fmt.Errorf("read line %d of the requests: %w", number, err)
 		}
 		if number == 1 {
 			l.body = bytes.TrimPrefix(l.body, []byte("\ufeff"))
 		}
-		ended := err != nil
 		switch {
 		case l.tooLong || len(bytes.TrimSpace(l.body)) > 0:
 			l.number = number

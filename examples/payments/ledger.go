@@ -29,13 +29,13 @@ func newLedger(schema string) ledger {
 func (l ledger) create(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := pool.Exec(ctx, `CREATE TABLE `+l.table+` (
 	id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-	payment_id  text NOT NULL,
 	tenant      text NOT NULL,
 	payment_key text NOT NULL,
 	amount      bigint NOT NULL CHECK (amount > 0),
 	currency    text NOT NULL,
 	customer    text NOT NULL,
 	description text NOT NULL,
+	payment_id  text NOT NULL,
 	attempt     bigint NOT NULL,
 	booked_at   timestamptz NOT NULL DEFAULT now()
 )`)
@@ -47,8 +47,8 @@ func (l ledger) create(ctx context.Context, pool *pgxpool.Pool) error {
 
 func (l ledger) insert(ctx context.Context, tx pgx.Tx, e entry) error {
 	_, err := tx.Exec(ctx, `INSERT INTO `+l.table+`
-	(payment_id, tenant, payment_key, amount, currency, customer, description, attempt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
-		e.PaymentID, e.Tenant, e.IdempotencyKey, e.Amount, e.Currency, e.Customer, e.Description, e.Attempt)
+	(tenant, payment_key, amount, currency, customer, description, payment_id, attempt) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`,
+		e.Tenant, e.IdempotencyKey, e.Amount, e.Currency, e.Customer, e.Description, e.PaymentID, e.Attempt)
 	if err != nil {
 		return fmt.Errorf("write the ledger: %w", err)
 	}
@@ -58,14 +58,11 @@ func (l ledger) insert(ctx context.Context, tx pgx.Tx, e entry) error {
 // read returns all entries in the order in which they were written.
 func (l ledger) read(ctx context.Context, pool *pgxpool.Pool) ([]entry, error) {
 	rows, err := pool.Query(ctx, `
-SELECT payment_id, tenant, payment_key, amount, currency, customer, description, attempt FROM `+l.table+` ORDER BY id`)
+SELECT tenant, payment_key, amount, currency, customer, description, payment_id, attempt FROM `+l.table+` ORDER BY id`)
 	if err != nil {
 		return nil, fmt.Errorf("read the ledger: %w", err)
 	}
-	entries, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e entry, err error) {
-		err = row.Scan(&e.PaymentID, &e.Tenant, &e.IdempotencyKey, &e.Amount, &e.Currency, &e.Customer, &e.Description, &e.Attempt)
-		return e, err
-	})
+	entries, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
 	if err != nil {
 		return nil, fmt.Errorf("read the ledger: %w", err)
 	}

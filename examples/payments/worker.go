@@ -59,7 +59,7 @@ func (w *worker) pay(ctx context.Context, p payment, at func(moment)) (message, 
 		return nil
 	})
 	if err != nil {
-		return message{}, err
+		return message{}, fmt.Errorf("book the payment: %w", err)
 	}
 	at(afterCommit)
 	return message{Outcome: executed, Response: []byte(response), Attempt: record.Attempt, Abandoned: record.Abandoned}, nil
@@ -90,7 +90,7 @@ func (w *worker) handle(ctx context.Context, r request) message {
 		case isInProgress:
 			// Another request is at it. A service would rather answer 409 with Retry-After and let the client wait.
 			waited = true
-			if sleep(ctx, min(inProgress.RetryAfter, jitter(pause))) != nil {
+			if !sleep(ctx, min(inProgress.RetryAfter, jitter(pause))) {
 				return message{Kind: failed, Line: r.Line, Reason: err.Error()}
 			}
 		case errors.Is(err, pgstore.ErrLeaseExpired), errors.Is(err, pgstore.ErrStaleAttempt):
@@ -117,23 +117,24 @@ func jitter(d time.Duration) time.Duration {
 	return d/2 + mathrand.N(d/2+1) //nolint:gosec // needs no secret
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+// sleep waits for d, or until ctx is done; then it returns false.
+func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return false
 	case <-timer.C:
-		return nil
+		return true
 	}
 }
 
 // assessRisk stands for a slow question to another service. It has no effect, so it does no harm that a takeover asks again.
 func (w *worker) assessRisk(ctx context.Context) error {
-	if w.Work == 0 {
-		return nil
+	if !sleep(ctx, jitter(w.Work)) {
+		return fmt.Errorf("assess the risk: %w", ctx.Err())
 	}
-	return sleep(ctx, jitter(w.Work))
+	return nil
 }
 
 // succeeded makes the response: one that no other execution would make, so that a replay can be told from it.
@@ -190,7 +191,7 @@ func (w *worker) connect(ctx context.Context) error {
 		return fmt.Errorf("read the database's URL: %w", err)
 	}
 	config.MaxConns = slots
-	config.ConnConfig.RuntimeParams["application_name"] = "payments worker " + strconv.Itoa(w.Seat)
+	config.ConnConfig.RuntimeParams["application_name"] = w.Schema + " worker " + strconv.Itoa(w.Seat)
 	if w.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}

@@ -1,0 +1,4 @@
+package main
+
+// Requests is the file that the program writes.
+var Requests = requests
