@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -68,7 +70,7 @@ var mutationEquivalent = map[string]string{}
 // TestEveryConditionOfTheSQLMatters removes the conditions of the store's statements one at a time, moves comparisons by
 // their edge, drops assignments, and so on (see mutants), and expects that a test fails for each.
 //
-// Each mutant runs in a process of its own, the same test binary on the same server. PostgreSQL has to accept it first:
+// Each mutant runs in a process of its own: this package's tests on the same server. PostgreSQL has to accept it first:
 // a statement that cannot be parsed proves nothing.
 func TestEveryConditionOfTheSQLMatters(t *testing.T) {
 	t.Parallel()
@@ -78,8 +80,9 @@ func TestEveryConditionOfTheSQLMatters(t *testing.T) {
 	if os.Getenv(mutantVariable) != "" {
 		t.Skip("this is one of those processes")
 	}
-	mutationKillersPass(t)
 	all := mutationPrepared(t)
+	runner := newMutationRunner(t)
+	runner.passesWithoutMutant(t)
 
 	var (
 		queue   = make(chan mutant)
@@ -93,7 +96,7 @@ func TestEveryConditionOfTheSQLMatters(t *testing.T) {
 	for range mutationProcesses {
 		wg.Go(func() {
 			for m := range queue {
-				killer, err := mutationKiller(t.Context(), t, m)
+				killer, err := runner.killer(t.Context(), m)
 				mu.Lock()
 				switch reason, equivalent := mutationEquivalent[m.ID()]; {
 				case err != nil:
@@ -153,11 +156,35 @@ func mutationPrepared(t *testing.T) []mutant {
 	return all
 }
 
-// mutationKillersPass shows that what fails with a mutant passes without one, and that no name has gone stale.
-func mutationKillersPass(t *testing.T) {
+// mutationRunner starts the processes.
+type mutationRunner struct{ program, database string }
+
+// newMutationRunner takes this very program; or, where that was built with the race detector, which makes each process
+// several times slower and has nothing to look for here, a plain build of it.
+func newMutationRunner(t *testing.T) mutationRunner {
+	t.Helper()
+	program, err := os.Executable()
+	require.NoError(t, err)
+	runner := mutationRunner{program, pgtest.DSN(t)}
+	info, ok := debug.ReadBuildInfo()
+	if !ok || !slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return runner
+	}
+	if _, err := exec.LookPath("go"); err != nil {
+		return runner
+	}
+	runner.program = filepath.Join(t.TempDir(), "plain.test")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-race=false", "-o", runner.program, ".") //nolint:gosec // a temporary file
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, string(output))
+	return runner
+}
+
+// passesWithoutMutant shows that what fails with a mutant passes without one, and that no name has gone stale.
+func (r mutationRunner) passesWithoutMutant(t *testing.T) {
 	t.Helper()
 	for _, tests := range [][]string{mutationProperty, mutationDirected} {
-		output, err := mutationRun(t.Context(), t, mutantNone, tests, "-test.v")
+		output, err := r.run(t.Context(), mutantNone, tests, "-test.v")
 		require.NoError(t, err, output)
 		for _, test := range tests {
 			require.Contains(t, output, "--- PASS: "+test+" ")
@@ -165,15 +192,14 @@ func mutationKillersPass(t *testing.T) {
 	}
 }
 
-// mutationKiller returns a test that fails with the mutant, or nothing.
-func mutationKiller(ctx context.Context, t *testing.T, m mutant) (string, error) {
-	t.Helper()
+// killer returns a test that fails with the mutant, or nothing.
+func (r mutationRunner) killer(ctx context.Context, m mutant) (string, error) {
 	stages := [][]string{mutationProperty, mutationDirected}
 	if m.rarelyFoundByChance() {
 		slices.Reverse(stages)
 	}
 	for _, tests := range stages {
-		output, err := mutationRun(ctx, t, m.ID(), tests)
+		output, err := r.run(ctx, m.ID(), tests)
 		if err == nil {
 			continue
 		}
@@ -186,6 +212,8 @@ func mutationKiller(ctx context.Context, t *testing.T, m mutant) (string, error)
 	return "", nil
 }
 
+var mutationFailed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
+
 // rarelyFoundByChance reports whether the property test is unlikely to find the mutant, so that others should go first: it
 // runs neither the statements of a sweep that is refused nor the database's clock, and meets no other session.
 func (m mutant) rarelyFoundByChance() bool {
@@ -193,21 +221,17 @@ func (m mutant) rarelyFoundByChance() bool {
 		m.Statement == "Purgeable" || m.Statement == "Purge"
 }
 
-var mutationFailed = regexp.MustCompile(`(?m)^--- FAIL: (\w+)`)
-
-// mutationRun runs the tests in a process whose stores run the mutant. The seed is fixed: what it finds today it finds
-// tomorrow.
-func mutationRun(ctx context.Context, t *testing.T, id string, tests []string, flags ...string) (string, error) {
-	t.Helper()
+// run runs the tests in a process whose stores run the mutant. The seed is fixed: what it finds today it finds tomorrow.
+func (r mutationRunner) run(ctx context.Context, id string, tests []string, flags ...string) (string, error) {
 	pattern := "^(" + strings.Join(tests, "|") + ")$"
 	if tests[0] == mutationProperty[0] {
 		pattern += "/^cache_statement$"
 	}
-	command := exec.CommandContext(ctx, os.Args[0], append([]string{ //nolint:gosec // this very program
+	command := exec.CommandContext(ctx, r.program, append([]string{ //nolint:gosec // a build of this package
 		"-test.run=" + pattern, "-test.failfast", "-test.timeout=2m",
-		"-rapid.seed=" + cmp.Or(os.Getenv("SEED"), "20"), "-rapid.checks=60", "-rapid.steps=40", "-rapid.nofailfile", "-rapid.shrinktime=0s",
+		"-rapid.seed=20", "-rapid.checks=60", "-rapid.steps=40", "-rapid.nofailfile", "-rapid.shrinktime=0s",
 	}, flags...)...)
-	command.Env = append(os.Environ(), mutantVariable+"="+id, "TEST_DATABASE_URL="+pgtest.DSN(t))
+	command.Env = append(os.Environ(), mutantVariable+"="+id, "TEST_DATABASE_URL="+r.database)
 	output, err := command.CombinedOutput()
 	if err != nil {
 		return string(output), fmt.Errorf("mutant %s: %w", id, err)
