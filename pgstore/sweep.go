@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -53,7 +54,7 @@ func (s *Store) refusesDeletion(ctx context.Context, err error) bool {
 	if !ok {
 		return false
 	}
-	return slices.Contains(rowErrorClasses, pgErr.Code[:2])
+	return slices.ContainsFunc(rowErrorClasses, func(class string) bool { return strings.HasPrefix(pgErr.Code, class) })
 }
 
 // rowErrorClasses are the classes of SQLSTATE in which a trigger, a foreign key or a damaged row speaks.

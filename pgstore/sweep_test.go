@@ -409,3 +409,19 @@ func TestSweepThatIsNotAllowedStopsAtOnce(t *testing.T) {
 	require.Zero(t, deleted)
 	require.Len(t, sweepRemaining(t, f), 3)
 }
+
+// sweepCodeless answers like a proxy that reports an error without an SQLSTATE.
+type sweepCodeless struct{ keyNoSQL }
+
+func (*sweepCodeless) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, &pgconn.PgError{Severity: "ERROR", Message: "no idea"}
+}
+
+func TestSweepReturnsAnErrorThatHasNoCode(t *testing.T) {
+	t.Parallel()
+	store, err := pgstore.New(&sweepCodeless{}, lease, retention)
+	require.NoError(t, err)
+	deleted, err := store.Sweep(t.Context(), 10)
+	require.ErrorContains(t, err, "idempotency: sweep: ERROR: no idea")
+	require.Zero(t, deleted)
+}
