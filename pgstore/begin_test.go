@@ -85,7 +85,13 @@ func beginOnce(t *testing.T, f *fixture, k pgstore.Key, state pgstore.State, liv
 			abandoned = attempt
 		}
 		require.Equal(t, abandoned, record.Abandoned)
-		require.NotEqual(t, before, recordRow(t, f, k))
+		after := recordRow(t, f, k)
+		require.NotEqual(t, before, after)
+		// The key belongs to this request from now on, whatever it belonged to before.
+		_, _, err = f.Begin(t.Context(), k, "sha256:of a third")
+		require.ErrorIs(t, err, pgstore.ErrConflict)
+		require.ErrorIs(t, f.Complete(t.Context(), k, "sha256:of a third", record.Attempt, ""), pgstore.ErrConflict)
+		require.Equal(t, after, recordRow(t, f, k))
 		return
 	case beginStored:
 		require.NoError(t, err)

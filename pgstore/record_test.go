@@ -2,11 +2,13 @@ package pgstore_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/archlab/idempotency/internal/pgtest"
@@ -172,6 +174,19 @@ func TestLastNanosecondOfADayIsCutToItsMicrosecond(t *testing.T) {
 			require.True(t, live)
 			require.Equal(t, record, again)
 		})
+	}
+}
+
+// A record without an end would hold its key for ever.
+func TestNoRecordIsWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	recordPut(t, f, key, pgstore.StateInProgress)
+	for _, column := range []string{"expires_at", "purge_after", "begun_at", "attempt", "state", "fingerprint"} {
+		_, err := f.Pool.Exec(t.Context(), `UPDATE `+recordTable(f)+` SET `+column+` = NULL`)
+		pgErr, ok := errors.AsType[*pgconn.PgError](err)
+		require.True(t, ok, "%s: %v", column, err)
+		require.Equal(t, "23502", pgErr.Code, column)
 	}
 }
 
