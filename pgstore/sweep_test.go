@@ -373,8 +373,10 @@ func TestSweepersGoAroundTheSameRefusalsAtOnce(t *testing.T) {
 		sweepers.Go(func() { deleted[i], errs[i] = f.Sweep(t.Context(), expired) })
 	}
 	sweepers.Wait()
-	require.ErrorContains(t, errs[0], "stays")
-	require.ErrorContains(t, errs[1], "stays")
+	// One alone may report a refusal: the other skips what is locked for the attempt.
+	for _, n := range []int{0, 100, 200} {
+		require.ErrorContains(t, errors.Join(errs[:]...), sweepName(n).String()+" stays")
+	}
 	require.EqualValues(t, expired-4, deleted[0]+deleted[1])
 	require.Equal(t, []string{"0000000", "0000001", "0000100", "0000200"}, sweepRemaining(t, f))
 	require.NoError(t, tx.Rollback(t.Context()))
