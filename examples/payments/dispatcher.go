@@ -167,7 +167,7 @@ func (d *dispatcher) run(ctx context.Context) (err error) {
 	}
 	ticker := time.NewTicker(progressInterval)
 	defer ticker.Stop()
-	patience := 10*d.conf.Lease + 10*d.conf.Work + time.Minute // without any event: something is stuck
+	patience := 10*d.conf.Lease + 10*d.conf.Work + 30*time.Second // without any event: something is stuck
 	quiet := time.NewTimer(patience)
 	defer quiet.Stop()
 	for {

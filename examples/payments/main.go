@@ -147,7 +147,7 @@ func demonstrate(ctx context.Context, o options, in *intent, r *report, stderr i
 	}
 	defer func() { err = errors.Join(err, db.close(ctx)) }()
 	r.say("Schema %s: migrated, with a ledger beside the keys.\n", db.schema)
-	r.say("%d workers take the requests, %d each at once. A key is held for %v; %d workers will be killed.\n",
+	r.say("Worker processes: %d, each with up to %d requests at once. A lease is %v. Kills: %d.\n",
 		o.workers, slots, o.lease, min(o.kills, len(in.payments)))
 
 	conf := setup{URL: db.server.URL(), Schema: db.schema, Lease: o.lease, Work: o.work}

@@ -158,11 +158,13 @@ func TestEachPaymentOnceThoughWorkersAreKilled(t *testing.T) {
 
 func TestRepeatsMeetInTheDatabase(t *testing.T) {
 	t.Parallel()
-	o := execute(t, program(t, "-file", file(t, strings.Repeat(line("a", "k", 1)+"\n", 5)), "-workers", "4", "-kills", "0", "-work", "200ms"))
+	o := execute(t, program(t, "-file", file(t, strings.Repeat(line("a", "k", 1)+"\n", 5)), "-workers", "4", "-kills", "0",
+		"-lease", "4s", "-work", "2s")) // at least a second for the others to come while the first is at it
 	require.Equal(t, 0, o.code)
 	require.Equal(t, 1, o.count(t, "executed"))
-	require.Equal(t, 3, o.count(t, "in progress, then replayed"))
-	require.Equal(t, 1, o.count(t, "replayed"), "the last one comes late")
+	require.Positive(t, o.count(t, "in progress, then replayed"))
+	require.Positive(t, o.count(t, "replayed"), "the last one comes late")
+	require.Equal(t, 4, o.count(t, "in progress, then replayed")+o.count(t, "replayed"))
 }
 
 func TestAnyInputIsTakenAsItIs(t *testing.T) {
@@ -319,7 +321,8 @@ func (r *running) awaitNoWorkers(t *testing.T) {
 // TestALedgerThatBooksTwiceIsFound has a trigger write each row once more: the program must see it, and say so.
 func TestALedgerThatBooksTwiceIsFound(t *testing.T) {
 	t.Parallel()
-	r := start(t, "-file", file(t, mixed(10)), "-workers", "2", "-kills", "0", "-work", "100ms")
+	r := start(t, "-file", file(t, mixed(2)), "-workers", "2", "-kills", "0",
+		"-lease", "20s", "-work", "4s") // so that the first row is written two seconds from now, or later
 	table := pgx.Identifier{r.schema, "ledger"}.Sanitize()
 	function := pgx.Identifier{r.schema, "book_twice"}.Sanitize()
 	_, err := pgtest.Pool(t).Exec(t.Context(), `
