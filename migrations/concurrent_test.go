@@ -67,8 +67,12 @@ AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`
 func TestHostMaySetGooseGlobals(t *testing.T) {
 	t.Parallel()
 	urls := []string{pgtest.Database(t), pgtest.Database(t)}
-	stop, stopped := make(chan struct{}), make(chan error)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	stopped := make(chan error, 1)
 	go func() {
+		again := time.NewTicker(100 * time.Microsecond)
+		defer again.Stop()
 		host := fstest.MapFS{"00001_theirs.sql": {Data: []byte("-- +goose Up\nCREATE TABLE theirs ();\n")}}
 		for {
 			goose.SetBaseFS(host)
@@ -80,14 +84,14 @@ func TestHostMaySetGooseGlobals(t *testing.T) {
 				return
 			}
 			select {
-			case <-stop:
+			case <-ctx.Done():
 				stopped <- nil
 				return
-			default:
+			case <-again.C:
 			}
 		}
 	}()
-	results := make(chan error)
+	results := make(chan error, len(urls))
 	for _, url := range urls {
 		pool := openPool(t, url)
 		go func() {
@@ -105,7 +109,7 @@ func TestHostMaySetGooseGlobals(t *testing.T) {
 	for range urls {
 		require.NoError(t, <-results)
 	}
-	close(stop)
+	stop()
 	require.NoError(t, <-stopped)
 	for _, url := range urls {
 		pool := openPool(t, url)
@@ -185,7 +189,7 @@ func TestWaitForAnotherMigratorEndsWithTheContext(t *testing.T) {
 	url, schema := pgtest.Database(t), migrations.SchemaDefault
 	pool := openPool(t, url)
 	holder, rollback := holdUp(t, url, schema, "idempotency_keys")
-	first, working := make(chan error), openPool(t, url)
+	first, working := make(chan error, 1), openPool(t, url)
 	go func() {
 		_, err := migrations.Up(t.Context(), working)
 		first <- err
