@@ -247,7 +247,7 @@ func TestHelpExplainsTheFlags(t *testing.T) {
 
 func TestAServerThatDoesNotAnswerIsAnErrorThatSaysSo(t *testing.T) {
 	t.Parallel()
-	o := execute(t, command(t, []string{pgtest.EnvURL + "=postgres://%zz"}))
+	o := execute(t, command(t, []string{pgtest.EnvURL + "=postgres://%zz", pgtest.EnvRequire + "="}))
 	require.Equal(t, 1, o.code)
 	require.Contains(t, o.stderr, "TEST_DATABASE_URL")
 }
