@@ -43,6 +43,7 @@ func TestNewSaysWhichRuleAnArgumentBreaks(t *testing.T) {
 		"schema invalid UTF-8": {lease, retention, []pgstore.Option{pgstore.WithSchema("a\xff")}, `schema name "a\xff" is not valid UTF-8`},
 		"schema with NUL":      {lease, retention, []pgstore.Option{pgstore.WithSchema("a\x00b")}, `schema name "a\x00b" holds a NUL byte`},
 		"schema reserved":      {lease, retention, []pgstore.Option{pgstore.WithSchema("pg_temp")}, `schema name "pg_temp" starts with pg_, which PostgreSQL reserves for itself`},
+		"option nil":           {lease, retention, []pgstore.Option{nil}, "an option is nil"},
 		"clock nil":            {lease, retention, []pgstore.Option{pgstore.WithClock(nil)}, "the clock is nil: leave WithClock out to use the database's clock"},
 	} {
 		t.Run(name, func(t *testing.T) {

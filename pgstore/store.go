@@ -80,13 +80,18 @@ func New(db DB, lease, retention time.Duration, opts ...Option) (*Store, error) 
 		maxResponse: MaxResponseDefault,
 		newClaim:    randomClaim,
 	}
+	var err error
+	if isNil(db) {
+		err = errors.New("the database handle is nil")
+	}
 	for _, opt := range opts {
+		if opt == nil {
+			err = errors.Join(err, errors.New("an option is nil"))
+			continue
+		}
 		opt(s)
 	}
-	err := s.validate()
-	if isNil(db) {
-		err = errors.Join(errors.New("the database handle is nil"), err)
-	}
+	err = errors.Join(err, s.validate())
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: new store: %w", err)
 	}
