@@ -38,7 +38,7 @@
 // In transaction mode each transaction may run on another session of the server: the lock would protect nothing, and could stay
 // behind on a session that lives on. Up and Down need a direct connection, or a pooler in session mode. They use one
 // connection of the pool at a time, so a pool of one will do, return it as they found it, and do not close the pool. Status
-// works through any pooler.
+// needs no session and works through any pooler.
 //
 // # The version table
 //

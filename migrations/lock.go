@@ -45,7 +45,7 @@ func (l sessionLocker) SessionLock(ctx context.Context, conn *sql.Conn) error {
 		var held bool
 		err := conn.QueryRowContext(ctx, `SELECT pg_catalog.pg_try_advisory_lock($1::bigint)`, l.id()).Scan(&held)
 		if err != nil {
-			return fmt.Errorf("ask for the lock against other migrators: %w", err)
+			return fmt.Errorf("get the lock against other migrators: %w", err)
 		}
 		if held {
 			return nil
@@ -53,7 +53,7 @@ func (l sessionLocker) SessionLock(ctx context.Context, conn *sql.Conn) error {
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for another migrator%s: %w", l.holder(ctx, conn), context.Cause(ctx))
+			return fmt.Errorf("get the lock against other migrators%s: %w", l.holder(ctx, conn), context.Cause(ctx))
 		}
 	}
 }
@@ -70,7 +70,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 1
 	if err != nil {
 		return "" // it may have let go in this moment
 	}
-	return fmt.Sprintf(", which is pid %d in pg_stat_activity", pid)
+	return fmt.Sprintf(", held by pid %d in pg_stat_activity", pid)
 }
 
 // SessionUnlock implements lock.SessionLocker.
