@@ -18,7 +18,8 @@ WITH mine AS (
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = $1::pg_catalog.text AND c.relname ^@ 'idempotency_keys'
 ), facts (kind, place, fact) AS (
-    SELECT 1, relname::pg_catalog.text, pg_catalog.format('%s %s %s %s', relkind, relname, relpersistence, reloptions) FROM mine
+    SELECT 1, relname::pg_catalog.text, pg_catalog.format('%s %s %s %s', relkind, relname, relpersistence,
+        pg_catalog.regexp_replace(reloptions::pg_catalog.text, 'fillfactor=[1-9][0-9]', 'fillfactor=measured')) FROM mine
 UNION ALL
     SELECT 2, pg_catalog.format('%s %s', c.relname, pg_catalog.lpad(a.attnum::pg_catalog.text, 3)),
         pg_catalog.format('%s.%s %s.%s %s.%s %s%s', c.relname, a.attname, tn.nspname, t.typname,
@@ -59,7 +60,7 @@ SELECT fact FROM facts ORDER BY kind, place COLLATE pg_catalog."C"`, schema)
 // catalog is what every migrated schema must be: one unique index on exactly the key, valid, immediate and whole; the order of bytes;
 // one further index; names that start with the table's; tokens that only go up.
 var catalog = []string{
-	"r idempotency_keys p {fillfactor=70,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_threshold=1000," +
+	"r idempotency_keys p {fillfactor=measured,autovacuum_vacuum_scale_factor=0.02,autovacuum_vacuum_threshold=1000," +
 		"autovacuum_vacuum_insert_scale_factor=0.1,autovacuum_vacuum_insert_threshold=1000," +
 		"autovacuum_analyze_scale_factor=0.05,autovacuum_analyze_threshold=500,vacuum_truncate=off}",
 	"S idempotency_keys_attempt_seq p ",

@@ -21,8 +21,8 @@ func render(text, quoted string) string {
 }
 
 // escapeIdentifier quotes name as [sqlgen.QuoteIdentifier] does, for text that goose reads line by line. It knows nothing of
-// quotes: a line break, a semicolon or two hyphens in a name would cut a statement, or read as a comment. So each ASCII
-// character but letters and digits is written by its number.
+// quotes: a line break or two hyphens in a name would cut a statement, or read as a comment. So each ASCII character but letters
+// and digits is written by its number.
 func escapeIdentifier(name string) string {
 	var b strings.Builder
 	b.WriteString(`U&"`)
