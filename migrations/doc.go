@@ -20,7 +20,7 @@
 //
 // [WithSchema] takes any name that PostgreSQL takes, quotes and spaces included. A schema that is missing is created; one that is
 // there is used, and needs no right on the database. Several schemas of one database are migrated independently of each other. Neither
-// the search path nor any other setting of the role decides where anything lands.
+// the search path nor any other setting of the role decides in which schema anything lands.
 //
 // # Locks
 //
