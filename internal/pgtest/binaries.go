@@ -289,4 +289,3 @@ func unprivileged() (*syscall.Credential, error) {
 	}
 	return nil, errors.New("PostgreSQL does not run as root, and there is neither a user postgres nor nobody: run as another user")
 }
-

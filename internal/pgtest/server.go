@@ -282,6 +282,6 @@ func freePort(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}
-	defer listener.Close() //nolint:errcheck // nobody came
+	defer listener.Close()                          //nolint:errcheck // nobody came
 	return listener.Addr().(*net.TCPAddr).Port, nil //nolint:forcetypeassert,errcheck // a TCP listener's
 }
