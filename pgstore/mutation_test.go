@@ -231,7 +231,7 @@ func (r mutationRunner) run(ctx context.Context, id string, tests []string, flag
 		"-test.run=" + pattern, "-test.failfast", "-test.timeout=2m",
 		"-rapid.seed=20", "-rapid.checks=60", "-rapid.steps=40", "-rapid.nofailfile", "-rapid.shrinktime=0s",
 	}, flags...)...)
-	command.Env = append(os.Environ(), mutantVariable+"="+id, "TEST_DATABASE_URL="+r.database)
+	command.Env = append(os.Environ(), mutantVariable+"="+id, pgtest.EnvURL+"="+r.database, pgtest.EnvRequire+"=url")
 	output, err := command.CombinedOutput()
 	if err != nil {
 		return string(output), fmt.Errorf("mutant %s: %w", id, err)

@@ -4,44 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	"github.com/testcontainers/testcontainers-go"
-	"github.com/testcontainers/testcontainers-go/log"
 	"github.com/testcontainers/testcontainers-go/modules/postgres"
 	"github.com/testcontainers/testcontainers-go/wait"
 )
 
-// Images, in the order in which they are looked for. The first is built by `make image`.
 const (
-	ImageBuilt  = "archlab-idempotency/postgres:17"
-	ImagePublic = "postgres:17"
+	stopTimeout  = 20 * time.Second
+	reachTimeout = 15 * time.Second // for a container whose server says that it is ready
 )
 
-const (
-	engineTimeout = 5 * time.Second  // for an engine that answers at all
-	pullTimeout   = 10 * time.Second // for a registry, where no image is there
-	stopTimeout   = 20 * time.Second
-)
-
-// Labels of the containers that this package starts: which process they belong to, so that a later one can tell which were
-// left behind.
+// labelOwner says which process a container belongs to, so that a later one can tell whether it was left behind.
 const labelOwner = "archlab-idempotency.pgtest.owner"
 
-// takeContainer starts a container where an engine answers and an image can be had.
-func takeContainer(ctx context.Context, o serverOptions) (*Server, error) {
-	prepareTestcontainers(ctx)
+// takeContainer starts a container where an engine answers and an image can be had. Where the environment names an image, anything
+// else is an error.
+func takeContainer(ctx context.Context, o *serverOptions) (*Server, error) {
+	server, err := findContainer(ctx, o)
+	if image := os.Getenv(EnvImage); err != nil && image != "" {
+		return nil, fmt.Errorf("%s=%s: %s", EnvImage, image, err.Error()) //nolint:errorlint // not to be passed over
+	}
+	return server, err
+}
+
+func findContainer(ctx context.Context, o *serverOptions) (*Server, error) {
+	if host := engineHost(); !isLocal(host) {
+		return nil, pass("the Docker engine is on another machine (%s)", host)
+	}
 	engine, err := connectEngine(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("no Docker engine answers (%s)%w", firstLine(err), errPass)
+		return nil, pass("no Docker engine answers (%v)", err)
 	}
 	defer engine.Close() //nolint:errcheck // nothing was written
 	removeLeftBehind(ctx, engine)
@@ -49,119 +51,45 @@ func takeContainer(ctx context.Context, o serverOptions) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	var server *Server
-	for range 3 { // somebody may take the port in between
-		server, err = runContainer(ctx, image, o)
-		if err == nil || !strings.Contains(err.Error(), "port is already allocated") {
-			break
+	for range 3 {
+		var server *Server
+		if server, err = runContainer(ctx, engine.DaemonHost(), image, o); err == nil {
+			return server, nil
+		}
+		without := o.withoutStatistics()
+		switch {
+		case isPreloadMissing(err.Error()) && without != nil:
+			o = without
+		case !strings.Contains(err.Error(), "port is already allocated") && !strings.Contains(err.Error(), "address already in use"):
+			return nil, pass("a container of %s does not run (%v)", image, err)
 		}
 	}
-	return server, err
+	return nil, pass("a container of %s does not run (%v)", image, err)
 }
 
-// prepareTestcontainers sets what testcontainers cannot find out, where nobody has set anything else. On a machine that looks
-// like the inside of a container it would dial the default gateway and wait for a minute; our ports are published on this
-// machine's loopback only. Its reaper comes from a registry; where it is not there, this package removes what it started.
-var prepareTestcontainers = func() func(ctx context.Context) {
-	var once sync.Once
-	return func(ctx context.Context) {
-		once.Do(func() {
-			log.SetDefault(quiet{})
-			host := os.Getenv("DOCKER_HOST")
-			if host != "" && !strings.HasPrefix(host, "unix://") {
-				return
-			}
-			setDefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
-			// Not through testcontainers, which reads the environment once, when it is first used.
-			engine, err := client.New(client.FromEnv)
-			if err != nil {
-				return
-			}
-			defer engine.Close() //nolint:errcheck // nothing was written
-			ctx, cancel := context.WithTimeout(ctx, engineTimeout)
-			defer cancel()
-			images, err := engine.ImageList(ctx, client.ImageListOptions{
-				Filters: make(client.Filters).Add("reference", "testcontainers/ryuk"),
-			})
-			if err == nil && len(images.Items) == 0 {
-				setDefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-			}
-		})
-	}
-}()
-
-func setDefault(name, value string) {
-	if os.Getenv(name) == "" {
-		_ = os.Setenv(name, value) // the name and the value are constants that are valid
-	}
-}
-
-// quiet swallows testcontainers' progress; what goes wrong comes as an error.
-type quiet struct{}
-
-func (quiet) Printf(string, ...any) {}
-
-func connectEngine(ctx context.Context) (*testcontainers.DockerClient, error) {
-	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
-	defer cancel()
-	engine, err := testcontainers.NewDockerClientWithOpts(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("find the engine: %w", err)
-	}
-	if _, err := engine.Ping(ctx, client.PingOptions{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("reach the engine: %w", err), engine.Close())
-	}
-	return engine, nil
-}
-
-// chooseImage returns an image that is there. An image that the environment asks for must be.
-func chooseImage(ctx context.Context, engine *testcontainers.DockerClient) (string, error) {
-	if image := os.Getenv(EnvImage); image != "" {
-		if _, err := engine.ImageInspect(ctx, image); err == nil {
-			return image, nil
-		}
-		if err := pull(ctx, image); err != nil {
-			return "", fmt.Errorf("%s=%s: the image is not here and cannot be pulled; `make image` builds those of %s: %w",
-				EnvImage, image, ImageBuilt, err)
-		}
-		return image, nil
-	}
-	for _, image := range []string{ImageBuilt, ImagePublic} {
-		if _, err := engine.ImageInspect(ctx, image); err == nil {
-			return image, nil
-		}
-	}
-	if err := pull(ctx, ImagePublic); err != nil {
-		return "", pass("no image %s or %s, and no registry to pull from; `make image` builds one", ImageBuilt, ImagePublic)
-	}
-	return ImagePublic, nil
-}
-
-// pull asks a registry, but not for long: where there is none the answer may never come.
-func pull(ctx context.Context, image string) error {
-	ctx, cancel := context.WithTimeout(ctx, pullTimeout)
-	defer cancel()
-	provider, err := testcontainers.NewDockerProvider()
-	if err != nil {
-		return fmt.Errorf("pull: %w", err)
-	}
-	defer provider.Close() //nolint:errcheck // nothing was written
-	if err := provider.PullImage(ctx, image); err != nil {
-		return fmt.Errorf("pull: %w", err)
-	}
-	return nil
-}
-
-func runContainer(ctx context.Context, image string, o serverOptions) (*Server, error) {
+func runContainer(ctx context.Context, engine, image string, o *serverOptions) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	port, err := freePort(ctx)
 	if err != nil {
 		return nil, err
 	}
+	m := &containerMachine{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close(ctx))
+		}
+	}()
+	name := fmt.Sprintf("pgtest-%d-%d", os.Getpid(), port)
+	m.watchdog = watchContainer(ctx, engine, name)
+	var args []string
+	for _, setting := range o.names() {
+		args = append(args, "-c", setting+"="+o.settings[setting])
+	}
 	c, err := postgres.Run(ctx, image,
 		postgres.WithUsername(userName), postgres.WithPassword(password), postgres.WithDatabase(database),
-		testcontainers.WithCmdArgs(o.arguments()...),
+		testcontainers.WithName(name),
+		testcontainers.WithCmd(append([]string{"postgres"}, args...)...),
 		testcontainers.WithLabels(map[string]string{labelOwner: thisProcess()}),
 		testcontainers.WithHostConfigModifier(func(host *container.HostConfig) {
 			// A port of our choice, so that it is the same after a restart, and on the loopback only.
@@ -174,43 +102,35 @@ func runContainer(ctx context.Context, image string, o serverOptions) (*Server, 
 		testcontainers.WithWaitStrategyAndDeadline(startTimeout,
 			wait.ForLog("database system is ready to accept connections").WithOccurrence(2).WithPollInterval(50*time.Millisecond)),
 	)
-	if err != nil {
-		if c != nil {
-			err = errors.Join(err, remove(ctx, c))
-		}
-		return nil, fmt.Errorf("run %s: %w", image, err)
+	if c != nil {
+		m.Container = c
 	}
-	url := address(port)
-	version, err := awaitAnswer(ctx, url)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", image, err), remove(ctx, c))
+		return nil, fmt.Errorf("run it: %w%s", err, m.logTail(ctx))
 	}
-	return &Server{
-		url:         url,
-		description: "PostgreSQL " + version + " in a container of " + image,
-		machine:     containerMachine{c},
-	}, nil
+	url := address(port, database)
+	version, err := awaitAnswer(ctx, url, reachTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{url: url, description: "PostgreSQL " + version + " in a container of " + image, machine: m}, nil
 }
 
-func remove(ctx context.Context, c testcontainers.Container) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if err := c.Terminate(ctx, testcontainers.StopTimeout(time.Second)); err != nil {
-		return fmt.Errorf("remove the container: %w", err)
-	}
-	return nil
+// containerMachine is a server in a container.
+type containerMachine struct {
+	testcontainers.Container
+
+	watchdog *watchdog
 }
 
-type containerMachine struct{ testcontainers.Container }
-
-func (c containerMachine) start(ctx context.Context) error {
+func (c *containerMachine) start(ctx context.Context) error {
 	if err := c.Start(ctx); err != nil {
 		return fmt.Errorf("start the container: %w", err)
 	}
 	return nil
 }
 
-func (c containerMachine) stop(ctx context.Context) error {
+func (c *containerMachine) stop(ctx context.Context) error {
 	timeout := stopTimeout
 	if err := c.Stop(ctx, &timeout); err != nil {
 		return fmt.Errorf("stop the container: %w", err)
@@ -218,16 +138,17 @@ func (c containerMachine) stop(ctx context.Context) error {
 	return nil
 }
 
-func (c containerMachine) kill(ctx context.Context) error {
+func (c *containerMachine) kill(ctx context.Context) error {
 	engine, err := connectEngine(ctx)
 	if err != nil {
 		return err
 	}
 	defer engine.Close() //nolint:errcheck // nothing was written
+	// Waiting begins before the end, or it might be missed.
+	waited := engine.ContainerWait(ctx, c.GetContainerID(), client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	if _, err := engine.ContainerKill(ctx, c.GetContainerID(), client.ContainerKillOptions{Signal: "SIGKILL"}); err != nil {
 		return fmt.Errorf("kill the container: %w", err)
 	}
-	waited := engine.ContainerWait(ctx, c.GetContainerID(), client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 	select {
 	case err := <-waited.Error:
 		return fmt.Errorf("wait for the container's end: %w", err)
@@ -236,28 +157,35 @@ func (c containerMachine) kill(ctx context.Context) error {
 	}
 }
 
-func (c containerMachine) close(ctx context.Context) error { return remove(ctx, c.Container) }
-
-// removeLeftBehind removes containers whose process has gone without removing them: after a SIGKILL, say. Whatever goes wrong
-// there is no reason not to test.
-func removeLeftBehind(ctx context.Context, engine *testcontainers.DockerClient) {
-	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
+func (c *containerMachine) close(ctx context.Context) error {
+	defer c.watchdog.dismiss()
+	if c.Container == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	list, err := engine.ContainerList(ctx, client.ContainerListOptions{
-		All: true, Filters: make(client.Filters).Add("label", labelOwner),
-	})
-	if err != nil {
-		return
+	if err := c.Terminate(ctx, testcontainers.StopTimeout(time.Second)); err != nil {
+		return fmt.Errorf("remove the container: %w", err)
 	}
-	for _, c := range list.Items {
-		if hasGone(c.Labels[labelOwner]) {
-			_, _ = engine.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
-		}
-	}
+	return nil
 }
 
-// firstLine keeps an error that repeats itself over many lines out of a sentence.
-func firstLine(err error) string {
-	line, _, _ := strings.Cut(err.Error(), "\n")
-	return line
+// logTail returns the last lines of the container's log, for an error.
+func (c *containerMachine) logTail(ctx context.Context) string {
+	if c.Container == nil {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), engineTimeout)
+	defer cancel()
+	logs, err := c.Logs(ctx)
+	if err != nil {
+		return ""
+	}
+	defer logs.Close() //nolint:errcheck // nothing was written
+	text, err := io.ReadAll(logs)
+	if err != nil {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return "\nIts log ends with:\n" + strings.Join(lines[max(0, len(lines)-15):], "\n")
 }

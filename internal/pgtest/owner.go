@@ -14,8 +14,10 @@ func thisProcess() string {
 	return fmt.Sprintf("%s/%d/%s", world(), pid, startOf(pid))
 }
 
-// hasGone reports whether the process that thisProcess named certainly runs no more. Where /proc does not tell, it is taken to run.
-func hasGone(owner string) bool {
+// hasGone reports whether the process that thisProcess named runs no more. Where /proc does not tell, it is taken to run. If it was
+// named in another boot, that of this machine before or that of another machine with the same engine, it has gone if what it owned
+// is idle.
+func hasGone(owner string, idle bool) bool {
 	boot, rest, _ := strings.Cut(owner, "/")
 	number, start, ok := strings.Cut(rest, "/")
 	pid, err := strconv.Atoi(number)
@@ -25,7 +27,7 @@ func hasGone(owner string) bool {
 	bootThen, namespaceThen, _ := strings.Cut(boot, " ")
 	bootNow, namespaceNow, _ := strings.Cut(world(), " ")
 	if bootThen != bootNow {
-		return true
+		return bootNow != "" && idle
 	}
 	return namespaceThen == namespaceNow && startOf(pid) != start
 }

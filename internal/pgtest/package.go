@@ -7,52 +7,88 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 )
+
+// maxPackaged is the newest version that is asked for.
+const maxPackaged = 19
+
+// packageTimeout is for downloading and unpacking.
+const packageTimeout = 2 * time.Minute
 
 // takePackage downloads the distribution's server package and its libraries into the cache folder, where Debian and its kin have
 // them, and starts the server from there. Nothing is installed, and it needs no root.
-func takePackage(ctx context.Context, o serverOptions) (*Server, error) {
-	for _, tool := range []string{"apt-get", "apt-cache", "dpkg", "dpkg-deb"} {
+func takePackage(ctx context.Context, o *serverOptions) (*Server, error) {
+	for _, tool := range []string{"apt-get", "dpkg", "dpkg-deb", "dpkg-query"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return nil, pass("no packages of Debian's to unpack (%s is missing)", tool)
 		}
 	}
 	cache, err := cacheFolder()
 	if err != nil {
-		return nil, pass("no folder to unpack a package into (%s)", firstLine(err))
+		return nil, pass("no folder to unpack a package into (%v)", err)
 	}
-	var reasons []string
-	for version := maxPackaged; version >= MinVersion; version-- {
-		tree := filepath.Join(cache, fmt.Sprintf("postgresql-%d", version))
-		bin := filepath.Join(tree, "usr/lib/postgresql", fmt.Sprint(version), "bin")
-		env := []string{"LD_LIBRARY_PATH=" + libraries(tree)}
-		if majorOf(ctx, bin, env) != version {
-			if err := unpack(ctx, tree, fmt.Sprintf("postgresql-%d", version)); err != nil {
-				reasons = append(reasons, firstLine(err))
-				continue
-			}
-			env = []string{"LD_LIBRARY_PATH=" + libraries(tree)}
-		}
-		if majorOf(ctx, bin, env) == version {
-			return runBinaries(ctx, bin, env, "from Debian's package, unpacked in "+tree, o)
-		}
-		reasons = append(reasons, bin+"/postgres does not run")
+	p, err := unpacked(ctx, cache)
+	if err != nil {
+		return nil, pass("no server package (%v)", err)
 	}
-	return nil, pass("no server package could be downloaded (%s; `apt-get update` may help)", strings.Join(reasons, ", "))
+	return runBinaries(ctx, p.bin, p.env, "from Debian's package, unpacked in "+p.tree, o)
 }
 
-// maxPackaged is the newest version that is asked for.
-const maxPackaged = 19
+// serverPackage is a server package that lies unpacked in tree.
+type serverPackage struct {
+	tree, bin string
+	env       []string
+}
 
-// cacheFolder returns the project's own cache folder. Root's is not under its home, where the server's user may not go.
-func cacheFolder() (string, error) {
-	base := "/var/cache"
-	if os.Geteuid() != 0 {
-		var err error
-		if base, err = os.UserCacheDir(); err != nil {
-			return "", fmt.Errorf("find the cache folder: %w", err)
+// unpacked returns the newest server package in the cache folder, or downloads the newest that there is.
+func unpacked(ctx context.Context, cache string) (*serverPackage, error) {
+	for version := maxPackaged; version >= MinVersion; version-- {
+		if p, err := packageIn(ctx, cache, version); err == nil {
+			return p, nil
 		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, packageTimeout)
+	defer cancel()
+	var reason error
+	for version := maxPackaged; version >= MinVersion; version-- {
+		if err := unpack(ctx, cache, version); err != nil {
+			reason = err
+			continue
+		}
+		p, err := packageIn(ctx, cache, version)
+		if err == nil {
+			return p, nil
+		}
+		reason = err
+	}
+	return nil, fmt.Errorf("%w; `apt-get update` may help", reason)
+}
+
+// packageIn returns the server package of a version, if it is there and runs.
+func packageIn(ctx context.Context, cache string, version int) (*serverPackage, error) {
+	tree := filepath.Join(cache, "postgresql-"+strconv.Itoa(version))
+	p := &serverPackage{
+		tree: tree,
+		bin:  filepath.Join(tree, "usr/lib/postgresql", strconv.Itoa(version), "bin"),
+		env:  []string{"LD_LIBRARY_PATH=" + libraries(tree)},
+	}
+	if _, err := majorOf(ctx, p.bin, p.env); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// cacheFolder returns the project's cache folder. Root's own is usually where the server's user may not go; then it is the system's.
+func cacheFolder() (string, error) {
+	base, err := os.UserCacheDir()
+	if os.Geteuid() == 0 && (err != nil || !passable(filepath.Dir(base))) {
+		base, err = "/var/cache", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the cache folder: %w", err)
 	}
 	dir := filepath.Join(base, "archlab-idempotency")
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // the server's user reads it
@@ -67,10 +103,12 @@ func libraries(tree string) string {
 	return strings.Join(dirs, ":")
 }
 
-// unpack downloads a package and the libraries that it needs and that are not installed, and unpacks them into tree. It works in a
-// folder beside it, so that an interrupted download never passes for a finished one.
-func unpack(ctx context.Context, tree, name string) (err error) {
-	work, err := os.MkdirTemp(filepath.Dir(tree), "unpacking-")
+// unpack downloads a server package and the libraries that it needs and that are not installed, and unpacks them. It works in a
+// folder beside the final one, so that an interrupted download never passes for a finished one.
+func unpack(ctx context.Context, cache string, version int) (err error) {
+	name := "postgresql-" + strconv.Itoa(version)
+	tree := filepath.Join(cache, name)
+	work, err := os.MkdirTemp(cache, "unpacking-")
 	if err != nil {
 		return fmt.Errorf("make a folder to unpack in: %w", err)
 	}
@@ -100,10 +138,15 @@ func unpack(ctx context.Context, tree, name string) (err error) {
 	if err := os.Chmod(work, 0o755); err != nil { //nolint:gosec // the server's user reads it
 		return fmt.Errorf("open the folder: %w", err)
 	}
-	if err := os.RemoveAll(tree); err != nil {
-		return fmt.Errorf("remove what was unpacked before: %w", err)
+	err = os.Rename(root, tree)
+	if err == nil {
+		return nil
 	}
-	if err := os.Rename(root, tree); err != nil {
+	// Somebody was quicker, whose server may run already; or what is there is broken.
+	if _, err := packageIn(ctx, cache, version); err == nil {
+		return nil
+	}
+	if err := errors.Join(os.RemoveAll(tree), os.Rename(root, tree)); err != nil {
 		return fmt.Errorf("put the package in place: %w", err)
 	}
 	return nil

@@ -2,18 +2,14 @@ package pgtest
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // MinVersion is the oldest major version of PostgreSQL that the library supports.
@@ -22,8 +18,8 @@ const MinVersion = 15
 // Names of the environment variables that choose a server.
 const (
 	EnvURL     = "TEST_DATABASE_URL"   // use this server
-	EnvImage   = "TEST_POSTGRES_IMAGE" // use this image, or fail
-	EnvRequire = "PGTEST_REQUIRE"      // take this rung, or fail: url, container, binaries or package
+	EnvImage   = "TEST_POSTGRES_IMAGE" // where a container is taken, use this image or fail
+	EnvRequire = "PGTEST_REQUIRE"      // take this rung or fail: url, container, binaries or package
 	EnvDurable = "PGTEST_DURABLE"      // 1: leave fsync and its kin on
 )
 
@@ -37,7 +33,8 @@ const (
 	closeTimeout = 30 * time.Second // for removing one
 )
 
-// Server is a PostgreSQL server.
+// Server is a PostgreSQL server. One that was found and not started, by TEST_DATABASE_URL, refuses to be stopped or killed. Its
+// methods are not for concurrent use, but for URL and Description.
 type Server struct {
 	url         string
 	description string
@@ -58,22 +55,32 @@ func (s *Server) URL() string { return s.url }
 // Description says in one line which server this is, and why others were passed over.
 func (s *Server) Description() string { return s.description }
 
-// Stop shuts the server down: sessions are cut, and what was committed is on disk.
+// Stop shuts the server down and returns when it is: sessions are cut, and what was committed is written.
 func (s *Server) Stop(ctx context.Context) error { return s.machine.stop(ctx) }
 
-// Kill stops the server as a power cut would: it recovers from its log when it starts again.
+// Kill stops the server as a power cut would, and returns when it is gone: it recovers from its log when it starts again. A server
+// without [Durable] may lose its last commits.
 func (s *Server) Kill(ctx context.Context) error { return s.machine.kill(ctx) }
 
-// Start starts the stopped server again, with its data and at its address, and waits until it answers.
+// Start starts the stopped server again, with its data and at its address, and returns when it answers.
 func (s *Server) Start(ctx context.Context) error {
 	if err := s.machine.start(ctx); err != nil {
 		return err
 	}
-	_, err := awaitAnswer(ctx, s.url)
+	_, err := awaitAnswer(ctx, s.url, startTimeout)
 	return err
 }
 
-// Close stops the server and removes it with its data. A server that was found, not started, is left alone.
+// Restart stops the server and starts it again.
+func (s *Server) Restart(ctx context.Context) error {
+	if err := s.Stop(ctx); err != nil {
+		return err
+	}
+	return s.Start(ctx)
+}
+
+// Close stops the server and removes it with its data, within half a minute, also when ctx has ended. A server that was found, not
+// started, is left alone.
 func (s *Server) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
@@ -93,7 +100,8 @@ func WithSetting(name, value string) ServerOption {
 	return func(o *serverOptions) { o.settings[name] = value }
 }
 
-// Durable leaves fsync, synchronous_commit and full_page_writes on, for tests that kill the server.
+// Durable leaves fsync, synchronous_commit and full_page_writes on, for tests that kill the server. It has no effect on one that was
+// found.
 func Durable() ServerOption {
 	return func(o *serverOptions) { o.durable() }
 }
@@ -109,8 +117,14 @@ func (o *serverOptions) durable() {
 	}
 }
 
-func newServerOptions(opts []ServerOption) serverOptions {
-	o := serverOptions{settings: map[string]string{
+// Not every server has pg_stat_statements; where it is missing the server starts without.
+const (
+	preload    = "shared_preload_libraries"
+	statistics = "pg_stat_statements"
+)
+
+func newServerOptions(opts []ServerOption) *serverOptions {
+	o := &serverOptions{settings: map[string]string{
 		"fsync":              "off", // the data need not outlive the test
 		"synchronous_commit": "off",
 		"full_page_writes":   "off",
@@ -120,150 +134,43 @@ func newServerOptions(opts []ServerOption) serverOptions {
 		"wal_level":          "replica",
 		"TimeZone":           "UTC",
 		"lc_messages":        "C",
+		preload:              statistics,
 	}}
 	if os.Getenv(EnvDurable) == "1" {
 		o.durable()
 	}
 	for _, opt := range opts {
-		opt(&o)
+		opt(o)
 	}
 	return o
 }
 
-// arguments returns the settings as arguments of the postgres program.
-func (o serverOptions) arguments() []string {
+// withoutStatistics returns the options for a server that has no pg_stat_statements, or nil if they did not ask for it.
+func (o *serverOptions) withoutStatistics() *serverOptions {
+	if o.settings[preload] != statistics {
+		return nil
+	}
+	without := &serverOptions{settings: map[string]string{}, own: o.own}
+	for name, value := range o.settings {
+		if name != preload {
+			without.settings[name] = value
+		}
+	}
+	return without
+}
+
+// names returns the settings' names in order.
+func (o *serverOptions) names() []string {
 	names := make([]string, 0, len(o.settings))
 	for name := range o.settings {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	args := make([]string, 0, 2*len(names))
-	for _, name := range names {
-		args = append(args, "-c", name+"="+o.settings[name])
-	}
-	return args
+	return names
 }
 
-// rung is one way to come by a server.
-type rung struct {
-	name string
-	take func(ctx context.Context, o serverOptions) (*Server, error)
-}
-
-// errPass is wrapped by a rung's error if there is nothing to take, and the next one should be tried. Any other error means that
-// it should have worked.
-var errPass = errors.New("")
-
-// pass returns the reason for going on to the next rung.
-func pass(format string, args ...any) error {
-	return fmt.Errorf(format+"%w", append(args, errPass)...)
-}
-
-// Start finds or starts a server, by the first of these that works: the one that TEST_DATABASE_URL names; a container; the
-// binaries on the machine; Debian's server package, unpacked into the cache folder. The error says what to install.
-//
-// The caller closes it. If the process dies before that, what was started from binaries goes with it, and a container is removed
-// by the next process that comes this way.
-func Start(ctx context.Context, opts ...ServerOption) (*Server, error) {
-	o := newServerOptions(opts)
-	rungs := []rung{{"url", takeURL}, {"container", takeContainer}, {"binaries", takeBinaries}, {"package", takePackage}}
-	required := os.Getenv(EnvRequire)
-	if required != "" && !slices.ContainsFunc(rungs, func(r rung) bool { return r.name == required }) {
-		return nil, fmt.Errorf("pgtest: %s is %q: it must be url, container, binaries or package", EnvRequire, required)
-	}
-	var reasons []string
-	for _, r := range rungs {
-		if required != "" && r.name != required && (r.name != "url" || !o.own) {
-			continue
-		}
-		server, err := r.take(ctx, o)
-		switch {
-		case err == nil:
-			server.description = strings.Join(append([]string{server.description}, reasons...), "; ")
-			return server, nil
-		case !errors.Is(err, errPass) || ctx.Err() != nil:
-			return nil, fmt.Errorf("pgtest: PostgreSQL by %s: %w", r.name, err)
-		}
-		reasons = append(reasons, err.Error())
-	}
-	if required != "" {
-		return nil, fmt.Errorf("pgtest: %s=%s: %s", EnvRequire, required, strings.Join(reasons, "; "))
-	}
-	return nil, fmt.Errorf("pgtest: there is no PostgreSQL here: %s.\n%s", strings.Join(reasons, "; "), advice())
-}
-
-// takeURL takes the server that the environment names.
-func takeURL(ctx context.Context, o serverOptions) (*Server, error) {
-	address := os.Getenv(EnvURL)
-	switch {
-	case address == "":
-		return nil, pass("%s is not set", EnvURL)
-	case o.own:
-		return nil, pass("%s names a server that must not be stopped", EnvURL)
-	}
-	version, err := awaitAnswer(ctx, address)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", EnvURL, err)
-	}
-	return &Server{url: address, description: "PostgreSQL " + version + ", as " + EnvURL + " says", machine: found{}}, nil
-}
-
-// found is the machine of a server that belongs to somebody else.
-type found struct{}
-
-var errNotOurs = errors.New("pgtest: this server was found, not started: it is not ours to stop")
-
-func (found) start(context.Context) error { return errNotOurs }
-func (found) stop(context.Context) error  { return errNotOurs }
-func (found) kill(context.Context) error  { return errNotOurs }
-func (found) close(context.Context) error { return nil }
-
-// awaitAnswer waits until the server at address answers a query, and returns its version. A log line or an open port is not
-// enough: the set-up of a container opens both, and closes them again.
-func awaitAnswer(ctx context.Context, address string) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	for {
-		version, err = ask(ctx, address)
-		if err == nil {
-			return version, checkVersion(version)
-		}
-		if parseErr, ok := errors.AsType[*pgconn.ParseConfigError](err); ok {
-			return "", parseErr // waiting does not help
-		}
-		select {
-		case <-ctx.Done():
-			return "", fmt.Errorf("it does not answer: %w", err)
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-func ask(ctx context.Context, address string) (version string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, address)
-	if err != nil {
-		return "", fmt.Errorf("connect: %w", err)
-	}
-	defer conn.Close(ctx) //nolint:errcheck // it has answered
-	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version')`).Scan(&version); err != nil {
-		return "", fmt.Errorf("ask for the version: %w", err)
-	}
-	version, _, _ = strings.Cut(version, " ")
-	return version, nil
-}
-
-func checkVersion(version string) error {
-	major, err := strconv.Atoi(version[:len(version)-len(strings.TrimLeft(version, "0123456789"))])
-	if err == nil && major < MinVersion {
-		return fmt.Errorf("it is PostgreSQL %s: the library needs %d or later", version, MinVersion)
-	}
-	return nil
-}
-
-// address returns the URL of the test database on a port of this machine.
-func address(port int) string {
+// address returns the URL of a database on a port of this machine.
+func address(port int, database string) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword(userName, password),
@@ -274,14 +181,25 @@ func address(port int) string {
 	return u.String()
 }
 
+// Ports from which systems do not take those of outgoing connections: while a server is stopped, its port stays free.
+const (
+	minPort = 20000
+	maxPort = 32000
+)
+
 // freePort returns a port of 127.0.0.1 that nobody listens on. Somebody may take it before the server does, so callers try
 // again with another.
 func freePort(ctx context.Context) (int, error) {
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
+	var lastErr error
+	for range 100 {
+		port := minPort + rand.IntN(maxPort-minPort) //nolint:gosec // no secret
+		listener, err := config.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			listener.Close() //nolint:errcheck,gosec // nobody came
+			return port, nil
+		}
+		lastErr = err
 	}
-	defer listener.Close()                          //nolint:errcheck // nobody came
-	return listener.Addr().(*net.TCPAddr).Port, nil //nolint:forcetypeassert,errcheck // a TCP listener's
+	return 0, fmt.Errorf("find a free port: %w", lastErr)
 }

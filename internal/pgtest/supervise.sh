@@ -1,36 +1,36 @@
 # Runs a PostgreSQL server for the process at the other end of the standard input, and no longer than that.
 #
-#   start ARGUMENTS   starts the server
-#   stop SIGNAL       ends it with the signal, and waits for it
+#   init          makes the cluster; the superuser's password lies in $dir/password
+#   start         starts the server, and waits until it takes connections
+#   stop MODE     ends it (fast, immediate), and waits until it has ended
 #
-# Each command is answered by a line. At the end of the input, because the other process is done, or dead: ends the server and
-# removes the folder.
+# Each command is answered by a line, "done" or "failed"; $dir/log says more. At the end of the input, because the other process is
+# done or dead, ends the server and removes the folder.
 dir=$1
-postgres=$2
-server=
+bin=$2
+user=$3
 
-end() {
-    if [ -n "$server" ]; then
-        kill -s "$1" "$server" 2>/dev/null
-        wait "$server"
-        server=
-    fi
+answer() {
+    if "$@" >>"$dir/log" 2>&1 </dev/null; then echo done; else echo failed; fi
 }
 
-while read -r command arguments; do
+while read -r command mode; do
     case $command in
+    init)
+        answer "$bin/initdb" --pgdata="$dir/data" --username="$user" --pwfile="$dir/password" --auth=scram-sha-256 \
+            --encoding=UTF8 --locale=C.UTF-8 --no-sync
+        ;;
     start)
-        # shellcheck disable=SC2086 # none of them holds a space
-        "$postgres" $arguments >>"$dir/log" 2>&1 </dev/null &
-        server=$!
+        answer "$bin/pg_ctl" --pgdata="$dir/data" --log="$dir/log" --wait --timeout=60 start
         ;;
     stop)
-        end "$arguments"
+        answer "$bin/pg_ctl" --pgdata="$dir/data" --mode="$mode" --wait --timeout=60 stop
         ;;
     esac
-    echo done
 done
 
-end QUIT
+if [ -e "$dir/data/postmaster.pid" ]; then
+    "$bin/pg_ctl" --pgdata="$dir/data" --mode=immediate --wait stop >>"$dir/log" 2>&1 </dev/null
+fi
 cd /
 rm -rf "$dir"
