@@ -70,7 +70,7 @@ type Statements struct {
 	// Sweep deletes the records whose purge_after has passed, the oldest first, at most limit of them. It skips rows that
 	// another session holds. FOR UPDATE checks the condition again on the version of the row that it locked, so a key that
 	// is taken over meanwhile stays. The rows are deleted by their physical position, which cannot change while they
-	// are locked: no plan of a join, made when the table was small, can turn into a sequential scan.
+	// are locked, and which is unique together with the partition where the table has some.
 	//
 	// Parameters: limit.
 	Sweep string
@@ -248,40 +248,49 @@ WHERE tenant = $1::text
     AND expires_at > {now}
 `
 
+// The positions go through arrays because the planner then always expects ten of them, and fetches each by its position. It
+// would join the rows of due as they are by reading the whole table, wherever it expects many of them.
 const sweep = `
-DELETE FROM {table}
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid
+WITH due AS (
+    SELECT tableoid AS part, ctid AS place
     FROM {table}
     WHERE purge_after <= {now}
     ORDER BY purge_after
     LIMIT $1::bigint
     FOR UPDATE SKIP LOCKED
-))
+)
+DELETE FROM {table} AS old
+USING unnest(ARRAY(SELECT part FROM due), ARRAY(SELECT place FROM due)) AS locked (part, place)
+WHERE old.tableoid = locked.part
+    AND old.ctid = locked.place
 `
 
+// ORDER BY names the table's columns: purge_after alone would be the result's, which no index has in order.
 const purgeable = `
 SELECT (extract(epoch FROM purge_after) * 1000000)::bigint AS purge_after,
     tenant,
     operation,
     key
-FROM {table}
+FROM {table} AS due
 WHERE purge_after <= {now}
     AND (purge_after, tenant, operation, key) >
         (timestamptz 'epoch' + $1::bigint * interval '1 microsecond', $2::text, $3::text, $4::text)
-ORDER BY purge_after, tenant, operation, key
+ORDER BY due.purge_after, due.tenant, due.operation, due.key
 LIMIT $5::bigint
 `
 
 const purge = `
-DELETE FROM {table}
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid
+WITH due AS (
+    SELECT tableoid AS part, ctid AS place
     FROM {table}
     WHERE tenant = $1::text
         AND operation = $2::text
         AND key = $3::text
         AND purge_after <= {now}
     FOR UPDATE SKIP LOCKED
-))
+)
+DELETE FROM {table} AS old
+USING unnest(ARRAY(SELECT part FROM due), ARRAY(SELECT place FROM due)) AS locked (part, place)
+WHERE old.tableoid = locked.part
+    AND old.ctid = locked.place
 `

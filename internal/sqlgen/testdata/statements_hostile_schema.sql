@@ -120,36 +120,42 @@ WHERE tenant = $1::text
     AND expires_at > statement_timestamp();
 
 PREPARE "Sweep" AS
-DELETE FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid
+WITH due AS (
+    SELECT tableoid AS part, ctid AS place
     FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
     WHERE purge_after <= statement_timestamp()
     ORDER BY purge_after
     LIMIT $1::bigint
     FOR UPDATE SKIP LOCKED
-));
+)
+DELETE FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys AS old
+USING unnest(ARRAY(SELECT part FROM due), ARRAY(SELECT place FROM due)) AS locked (part, place)
+WHERE old.tableoid = locked.part
+    AND old.ctid = locked.place;
 
 PREPARE "Purgeable" AS
 SELECT (extract(epoch FROM purge_after) * 1000000)::bigint AS purge_after,
     tenant,
     operation,
     key
-FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
+FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys AS due
 WHERE purge_after <= statement_timestamp()
     AND (purge_after, tenant, operation, key) >
         (timestamptz 'epoch' + $1::bigint * interval '1 microsecond', $2::text, $3::text, $4::text)
-ORDER BY purge_after, tenant, operation, key
+ORDER BY due.purge_after, due.tenant, due.operation, due.key
 LIMIT $5::bigint;
 
 PREPARE "Purge" AS
-DELETE FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
-WHERE ctid = ANY (ARRAY(
-    SELECT ctid
+WITH due AS (
+    SELECT tableoid AS part, ctid AS place
     FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
     WHERE tenant = $1::text
         AND operation = $2::text
         AND key = $3::text
         AND purge_after <= statement_timestamp()
     FOR UPDATE SKIP LOCKED
-));
+)
+DELETE FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys AS old
+USING unnest(ARRAY(SELECT part FROM due), ARRAY(SELECT place FROM due)) AS locked (part, place)
+WHERE old.tableoid = locked.part
+    AND old.ctid = locked.place;
