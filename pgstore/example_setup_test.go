@@ -17,11 +17,11 @@ func exampleDatabase(ctx context.Context) (*pgxpool.Pool, func()) {
 	}
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
-		panic(errors.Join(err, drop()))
+		panic(errors.Join(err, drop(ctx)))
 	}
 	return pool, func() {
 		pool.Close()
-		if err := drop(); err != nil {
+		if err := drop(ctx); err != nil {
 			panic(err)
 		}
 	}
