@@ -20,7 +20,6 @@ CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/archlab-idempotency
 GOLANGCI := $(CACHE)/golangci-lint-$(GOLANGCI_VERSION)/golangci-lint
 
 IMAGE := archlab-idempotency/postgres
-ENGINE := source docker/engine.sh
 GO_TEST = go test -race -count=1 -p 2 -parallel 4 -timeout $(TEST_TIMEOUT) $(TEST_ARGS) $(PKG)
 COMPOSE = $$(docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose) --project-name idempotency
 
@@ -31,13 +30,13 @@ help: ## list the targets
 .PHONY: demo
 demo: ## a thousand payment requests, workers killed in the middle, every payment exactly once; DEMO_ARGS
 	@echo 'Building the demo; the first time takes a minute or two.'
-	@$(ENGINE); go run ./examples/payments $(DEMO_ARGS)
+	@go run ./examples/payments $(DEMO_ARGS)
 
 .PHONY: test
 test: ## the whole suite with the race detector on a real PostgreSQL; PKG, TEST_ARGS
 	@echo 'Testing $(PKG) with the race detector on a real PostgreSQL: a container or binaries, whatever is found; see docs/testing.md.'
 	@echo 'Each package reports when it is done. The first time, compiling takes a few minutes.'
-	@$(ENGINE); $(GO_TEST)
+	@$(GO_TEST)
 
 .PHONY: test-durable
 test-durable: export PGTEST_DURABLE := 1
@@ -46,7 +45,7 @@ test-durable: test ## the suite on a server with fsync and its kin on
 .PHONY: test-matrix
 test-matrix: ## the suite on PostgreSQL 15, 17 and 18 in containers; builds missing images first; VERSIONS
 	@docker/build-image.sh $(VERSIONS)
-	@$(ENGINE); export PGTEST_REQUIRE=container; unset TEST_DATABASE_URL; failed=; \
+	@export PGTEST_REQUIRE=container; unset TEST_DATABASE_URL; failed=; \
 	for version in $(VERSIONS); do \
 		echo "Testing $(PKG) on PostgreSQL $$version"; \
 		TEST_POSTGRES_IMAGE=$(IMAGE):$$version $(GO_TEST) || failed="$$failed $$version"; \
@@ -83,7 +82,7 @@ verify: ## go vet, formatting, tidy modules, and nothing generated is out of dat
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for a short time; FUZZTIME
-	@$(ENGINE); { grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . || { echo 'no fuzz target found' >&2; false; }; } | \
+	@{ grep -roE --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . || { echo 'no fuzz target found' >&2; false; }; } | \
 	while IFS=: read -r file func; do \
 		echo "$${file%/*} $${func#func }"; \
 		go test -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "$${file%/*}" </dev/null; \
@@ -91,7 +90,7 @@ fuzz: ## each fuzz target for a short time; FUZZTIME
 
 .PHONY: bench
 bench: ## the benchmarks; PKG, BENCH (a pattern)
-	@$(ENGINE); go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout $(TEST_TIMEOUT) $(TEST_ARGS) $(PKG)
+	@go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout $(TEST_TIMEOUT) $(TEST_ARGS) $(PKG)
 
 .PHONY: image
 image: ## build the PostgreSQL images that are missing, from Debian's packages: one to two minutes each; VERSIONS
