@@ -38,9 +38,6 @@ func takeContainer(ctx context.Context, o *serverOptions) (*Server, error) {
 }
 
 func findContainer(ctx context.Context, o *serverOptions) (*Server, error) {
-	if host := engineHost(); !isLocal(host) {
-		return nil, pass("the Docker engine is on another machine (%s)", host)
-	}
 	engine, err := connectEngine(ctx)
 	if err != nil {
 		return nil, pass("no Docker engine answers (%v)", err)
@@ -183,7 +180,7 @@ func (c *containerMachine) logTail(ctx context.Context) string {
 	}
 	defer logs.Close() //nolint:errcheck // nothing was written
 	text, err := io.ReadAll(logs)
-	if err != nil {
+	if err != nil || len(text) == 0 {
 		return ""
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -37,31 +36,25 @@ const reaperImage = "testcontainers/ryuk"
 // like the inside of a container it would dial the default gateway and wait for a minute; our ports are published on this
 // machine's loopback only. Where its reaper's image is not there, this package removes what it started.
 //
-// All that before testcontainers is used: it reads the environment once.
-var prepareTestcontainers = sync.OnceFunc(func() {
+// All that before testcontainers is used, which reads the environment once.
+func prepareTestcontainers(ctx context.Context, engine *client.Client) error {
 	log.SetDefault(quiet{})
-	host := engineHost()
-	if !isLocal(host) {
-		return
-	}
-	setDefault("TESTCONTAINERS_HOST_OVERRIDE", "127.0.0.1")
-	engine, err := client.New(client.FromEnv, client.WithHost(host))
-	if err != nil {
-		return // said later
-	}
-	defer engine.Close() //nolint:errcheck // nothing was written
-	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
-	defer cancel()
 	images, err := engine.ImageList(ctx, client.ImageListOptions{Filters: make(client.Filters).Add("reference", reaperImage)})
-	if err == nil && len(images.Items) == 0 {
-		setDefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+	if err != nil {
+		return fmt.Errorf("list the images: %w", err)
 	}
-})
-
-func setDefault(name, value string) {
-	if os.Getenv(name) == "" {
-		_ = os.Setenv(name, value) // the name and the value are constants that are valid
+	settings := map[string]string{"TESTCONTAINERS_HOST_OVERRIDE": "127.0.0.1"}
+	if len(images.Items) == 0 {
+		settings["TESTCONTAINERS_RYUK_DISABLED"] = "true"
 	}
+	for name, value := range settings {
+		if os.Getenv(name) == "" {
+			if err := os.Setenv(name, value); err != nil {
+				return fmt.Errorf("prepare testcontainers: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // quiet swallows testcontainers' progress; what goes wrong comes as an error.
@@ -99,23 +92,31 @@ func isLocal(host string) bool {
 	return u.Scheme == "unix" || u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// connectEngine connects to the engine that testcontainers finds, and sees that it answers.
-func connectEngine(ctx context.Context) (*testcontainers.DockerClient, error) {
-	prepareTestcontainers()
-	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
-	defer cancel()
-	engine, err := testcontainers.NewDockerClientWithOpts(ctx)
+// connectEngine connects to the engine, and sees that it answers: testcontainers would take another one instead, or wait for long.
+func connectEngine(ctx context.Context) (_ *client.Client, err error) {
+	host := engineHost()
+	if !isLocal(host) {
+		return nil, fmt.Errorf("%s is on another machine", host)
+	}
+	engine, err := client.New(client.FromEnv, client.WithHost(host))
 	if err != nil {
 		return nil, fmt.Errorf("find the engine: %w", err)
 	}
-	if _, err := engine.Ping(ctx, client.PingOptions{}); err != nil {
-		return nil, errors.Join(fmt.Errorf("reach the engine: %w", err), engine.Close())
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	defer cancel()
+	if _, err = engine.Ping(ctx, client.PingOptions{}); err != nil {
+		err = fmt.Errorf("ask for an answer: %w", err)
+	} else {
+		err = prepareTestcontainers(ctx, engine)
+	}
+	if err != nil {
+		return nil, errors.Join(err, engine.Close())
 	}
 	return engine, nil
 }
 
 // chooseImage returns an image that is there. An image that the environment asks for must be.
-func chooseImage(ctx context.Context, engine *testcontainers.DockerClient) (string, error) {
+func chooseImage(ctx context.Context, engine *client.Client) (string, error) {
 	if image := os.Getenv(EnvImage); image != "" {
 		if err := inspect(ctx, engine, image); err == nil {
 			return image, nil
@@ -139,7 +140,7 @@ func chooseImage(ctx context.Context, engine *testcontainers.DockerClient) (stri
 	return ImagePublic, nil
 }
 
-func inspect(ctx context.Context, engine *testcontainers.DockerClient, image string) error {
+func inspect(ctx context.Context, engine *client.Client, image string) error {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
 	if _, err := engine.ImageInspect(ctx, image); err != nil {
@@ -149,7 +150,7 @@ func inspect(ctx context.Context, engine *testcontainers.DockerClient, image str
 }
 
 // askRegistry asks whether the image is to be had, but not for long: where there is no registry, an answer may never come.
-func askRegistry(ctx context.Context, engine *testcontainers.DockerClient, image string) error {
+func askRegistry(ctx context.Context, engine *client.Client, image string) error {
 	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
 	if _, err := engine.DistributionInspect(ctx, image, client.DistributionInspectOptions{}); err != nil {
@@ -174,7 +175,7 @@ func pull(ctx context.Context, image string) error {
 
 // removeLeftBehind removes containers whose process has gone without removing them. Whatever goes wrong there is no reason not to
 // test.
-func removeLeftBehind(ctx context.Context, engine *testcontainers.DockerClient) {
+func removeLeftBehind(ctx context.Context, engine *client.Client) {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	list, err := engine.ContainerList(ctx, client.ContainerListOptions{

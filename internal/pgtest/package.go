@@ -7,13 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
-
-// maxPackaged is the newest version that is asked for.
-const maxPackaged = 19
 
 // packageTimeout is for downloading and unpacking.
 const packageTimeout = 2 * time.Minute
@@ -21,7 +19,7 @@ const packageTimeout = 2 * time.Minute
 // takePackage downloads the distribution's server package and its libraries into the cache folder, where Debian and its kin have
 // them, and starts the server from there. Nothing is installed, and it needs no root.
 func takePackage(ctx context.Context, o *serverOptions) (*Server, error) {
-	for _, tool := range []string{"apt-get", "dpkg", "dpkg-deb", "dpkg-query"} {
+	for _, tool := range []string{"apt-get", "apt-cache", "dpkg", "dpkg-deb", "dpkg-query"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return nil, pass("no packages of Debian's to unpack (%s is missing)", tool)
 		}
@@ -45,15 +43,25 @@ type serverPackage struct {
 
 // unpacked returns the newest server package in the cache folder, or downloads the newest that there is.
 func unpacked(ctx context.Context, cache string) (*serverPackage, error) {
-	for version := maxPackaged; version >= MinVersion; version-- {
+	trees, _ := filepath.Glob(filepath.Join(cache, "postgresql-*")) // the pattern is well-formed
+	slices.Sort(trees)
+	for _, tree := range slices.Backward(trees) {
+		version, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(tree), "postgresql-"))
+		if err != nil {
+			continue
+		}
 		if p, err := packageIn(ctx, cache, version); err == nil {
 			return p, nil
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, packageTimeout)
 	defer cancel()
-	var reason error
-	for version := maxPackaged; version >= MinVersion; version-- {
+	versions, err := packagedVersions(ctx, cache)
+	if err != nil {
+		return nil, err
+	}
+	reason := errors.New("the package sources have none; `apt-get update` may help")
+	for _, version := range versions {
 		if err := unpack(ctx, cache, version); err != nil {
 			reason = err
 			continue
@@ -64,7 +72,25 @@ func unpacked(ctx context.Context, cache string) (*serverPackage, error) {
 		}
 		reason = err
 	}
-	return nil, fmt.Errorf("%w; `apt-get update` may help", reason)
+	return nil, reason
+}
+
+// packagedVersions lists the versions that the package sources have, the newest first.
+func packagedVersions(ctx context.Context, dir string) ([]int, error) {
+	const prefix = "postgresql-"
+	names, err := output(ctx, dir, "apt-cache", "pkgnames", prefix)
+	if err != nil {
+		return nil, err
+	}
+	var versions []int
+	for name := range strings.FieldsSeq(names) {
+		if version, err := strconv.Atoi(strings.TrimPrefix(name, prefix)); err == nil && version >= MinVersion {
+			versions = append(versions, version)
+		}
+	}
+	slices.Sort(versions)
+	slices.Reverse(versions)
+	return versions, nil
 }
 
 // packageIn returns the server package of a version, if it is there and runs.

@@ -138,8 +138,9 @@ func (m *processMachine) configure(o *serverOptions, port int) error {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "\nlisten_addresses = '127.0.0.1'\nport = %d\nunix_socket_directories = ''\n%s = ''\n", port, preload)
+	quote := strings.NewReplacer("'", "''", `\`, `\\`, "\n", `\n`)
 	for _, name := range o.names() {
-		fmt.Fprintf(&b, "%s = '%s'\n", name, strings.ReplaceAll(o.settings[name], "'", "''"))
+		fmt.Fprintf(&b, "%s = '%s'\n", name, quote.Replace(o.settings[name]))
 	}
 	_, err = file.WriteString(b.String())
 	if err := errors.Join(err, file.Close()); err != nil {

@@ -118,10 +118,9 @@ func (o *serverOptions) durable() {
 }
 
 // Not every server has pg_stat_statements; where it is missing the server starts without.
-const (
-	preload    = "shared_preload_libraries"
-	statistics = "pg_stat_statements"
-)
+const preload = "shared_preload_libraries"
+
+var statistics = "pg_stat_statements"
 
 func newServerOptions(opts []ServerOption) *serverOptions {
 	o := &serverOptions{settings: map[string]string{

@@ -1,60 +1,89 @@
 package pgtest_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/archlab/idempotency/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
-func TestSchemaIsMigratedAndItsOwn(t *testing.T) {
+func TestServerComesBackWithItsDataAtItsAddress(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.Schema(t), pgtest.Schema(t)
-	require.NotEqual(t, a, b)
-	for _, schema := range []string{a, b} {
+	server := pgtest.NewServer(t, pgtest.Durable())
+	url := server.URL()
+	kept := func() int {
 		var n int
-		table := pgx.Identifier{schema, "idempotency_keys"}.Sanitize()
-		require.NoError(t, pgtest.Pool(t).QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&n))
-		require.Zero(t, n)
+		require.NoError(t, connect(t, url, pgx.QueryExecModeExec).QueryRow(t.Context(), "UPDATE kept SET n = n + 1 RETURNING n").Scan(&n))
+		return n
 	}
+	_, err := connect(t, url, pgx.QueryExecModeExec).Exec(t.Context(), "CREATE TABLE kept AS SELECT 0 AS n")
+	require.NoError(t, err)
+	require.Equal(t, 1, kept())
+	for n, end := range []func(context.Context) error{server.Stop, server.Kill} {
+		session := connect(t, url, pgx.QueryExecModeExec)
+		require.NoError(t, end(t.Context()))
+		require.Error(t, session.Ping(t.Context()))
+		_, err := pgx.Connect(t.Context(), url)
+		require.Error(t, err)
+		require.NoError(t, server.Start(t.Context()))
+		require.Equal(t, n+2, kept())
+	}
+	require.NoError(t, server.Restart(t.Context()))
+	require.Equal(t, 4, kept())
+	require.Equal(t, url, server.URL())
 }
 
-func TestDatabaseHasALanguagesOrder(t *testing.T) {
+func TestKilledServerRecoversFromItsLog(t *testing.T) {
 	t.Parallel()
-	conn, err := pgx.Connect(t.Context(), pgtest.Database(t, pgtest.WithCollation()))
+	server := pgtest.NewServer(t, pgtest.Durable())
+	conn := connect(t, server.URL(), pgx.QueryExecModeExec)
+	_, err := conn.Exec(t.Context(), "CREATE UNLOGGED TABLE emptied_by_recovery AS SELECT 1 AS n")
 	require.NoError(t, err)
-	var ordered bool
-	require.NoError(t, conn.QueryRow(t.Context(), "SELECT 'a' < 'B'").Scan(&ordered))
-	require.True(t, ordered, "in the order of bytes, capitals come first")
-	require.NoError(t, conn.Close(t.Context()))
+	count := func() (n int) {
+		conn := connect(t, server.URL(), pgx.QueryExecModeExec)
+		require.NoError(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM emptied_by_recovery").Scan(&n))
+		return n
+	}
+	require.NoError(t, server.Restart(t.Context()))
+	require.Equal(t, 1, count())
+	require.NoError(t, server.Kill(t.Context()))
+	require.NoError(t, server.Start(t.Context()))
+	require.Zero(t, count())
 }
 
-func TestServerComesBackWithItsData(t *testing.T) {
+func TestServersAreFastAndForgetfulUnlessAsked(t *testing.T) {
 	t.Parallel()
-	server := pgtest.NewServer(t, pgtest.Durable(), pgtest.WithSetting("max_connections", "17"))
-	pool, err := pgxpool.New(t.Context(), server.URL())
-	require.NoError(t, err)
-	defer pool.Close()
-	var max string
-	require.NoError(t, pool.QueryRow(t.Context(), "SHOW max_connections").Scan(&max))
-	require.Equal(t, "17", max)
-	_, err = pool.Exec(t.Context(), "CREATE TABLE kept AS SELECT 1 AS n")
-	require.NoError(t, err)
-
-	for name, end := range map[string]func() error{
-		"stopped": func() error { return server.Stop(t.Context()) },
-		"killed":  func() error { return server.Kill(t.Context()) },
+	odd := `%m 'quoted' \ [%p] `
+	for name, c := range map[string]struct {
+		opts   []pgtest.ServerOption
+		fsync  string
+		prefix string
+	}{
+		"by default": {[]pgtest.ServerOption{pgtest.WithSetting("fsync", "off")}, "off", "%m [%p] "},
+		"durable":    {[]pgtest.ServerOption{pgtest.Durable(), pgtest.WithSetting("log_line_prefix", odd)}, "on", odd},
 	} {
-		require.NoError(t, end(), name)
-		require.Error(t, pool.Ping(t.Context()), name)
-		require.NoError(t, server.Start(t.Context()), name)
-		var n int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT n FROM kept").Scan(&n), name)
-		require.Equal(t, 1, n, name)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.NewServer(t, c.opts...).URL()
+			for _, setting := range []string{"fsync", "full_page_writes"} {
+				require.Equal(t, c.fsync, show(t, url, setting), setting)
+			}
+			require.Equal(t, c.prefix, show(t, url, "log_line_prefix"))
+			require.Equal(t, "200", show(t, url, "max_connections"))
+			require.Equal(t, "UTC", show(t, url, "TimeZone"))
+			require.Equal(t, "0", show(t, url, "max_prepared_transactions"))
+		})
 	}
+}
+
+func TestAVariableMakesEveryServerDurable(t *testing.T) {
+	t.Parallel()
+	c := startChild(t, "start", pgtest.EnvDurable+"=1")
+	for _, setting := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
+		require.Equal(t, "on", show(t, c.url, setting), setting)
+	}
+	c.end(t)
 }

@@ -1,0 +1,53 @@
+package pgtest_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/archlab/idempotency/internal/pgtest"
+)
+
+func TestSchemaIsMigratedAndItsOwn(t *testing.T) {
+	t.Parallel()
+	a, b := pgtest.Schema(t), pgtest.Schema(t)
+	require.NotEqual(t, a, b)
+	for _, schema := range []string{a, b} {
+		var n int
+		table := pgx.Identifier{schema, "idempotency_keys"}.Sanitize()
+		require.NoError(t, pgtest.Pool(t).QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&n))
+		require.Zero(t, n)
+	}
+}
+
+// exists reports whether the shared server has a schema or a database of the name.
+func exists(t *testing.T, name string) bool {
+	t.Helper()
+	var found bool
+	require.NoError(t, pgtest.Pool(t).QueryRow(t.Context(), `
+SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1) OR EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)`, name).Scan(&found))
+	return found
+}
+
+func TestSchemasAndDatabasesGoWithTheirTest(t *testing.T) {
+	t.Parallel()
+	var names []string
+	t.Run("test", func(t *testing.T) { //nolint:paralleltest // its end is what the other waits for
+		schema := pgtest.Schema(t)
+		names = append(names, schema, pgtest.EmptySchema(t))
+		_, err := pgtest.Pool(t).Exec(t.Context(), "CREATE TABLE "+pgx.Identifier{schema, "more"}.Sanitize()+" ()")
+		require.NoError(t, err)
+		url := pgtest.Database(t)
+		names = append(names, url[strings.LastIndexByte(url, '/')+1:strings.LastIndexByte(url, '?')])
+		connect(t, url, pgx.QueryExecModeExec) // dropped all the same
+		for _, name := range names {
+			require.True(t, exists(t, name), name)
+		}
+	})
+	require.Len(t, names, 3)
+	for _, name := range names {
+		require.False(t, exists(t, name), name)
+	}
+}
