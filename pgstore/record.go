@@ -1,6 +1,15 @@
 package pgstore
 
-import "time"
+import (
+	"encoding/hex"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
+)
 
 // State is what a key's record says of its operation.
 type State string
@@ -63,11 +72,65 @@ func (r *row) record() Record {
 	return record
 }
 
-// byteString receives a bytea, or NULL as the empty string, with the one copy that an immutable string needs.
+// byteString receives a bytea, or NULL as the empty string.
 type byteString string
 
-// ScanBytes implements pgtype.BytesScanner.
+// ScanBytes implements pgtype.BytesScanner: what arrives in binary needs the one copy that an immutable string takes.
 func (s *byteString) ScanBytes(v []byte) error {
 	*s = byteString(v)
 	return nil
+}
+
+// ScanText implements pgtype.TextScanner, for the query execution modes in which values arrive as text. pgx reads only one of
+// the two formats that a session's bytea_output chooses from.
+func (s *byteString) ScanText(v pgtype.Text) error {
+	decode := unescape
+	text, isHex := strings.CutPrefix(v.String, `\x`) // what is escaped has another backslash or a digit behind the first
+	if isHex {
+		decode = unhex
+	}
+	decoded, err := decode(text)
+	*s = byteString(decoded)
+	return err
+}
+
+// errNotBytea says that the server sent something else than it should, without repeating any of it.
+var errNotBytea = errors.New("the server sent a bytea in neither of its formats")
+
+// unhex reads two hexadecimal digits for each byte.
+func unhex(digits string) (string, error) {
+	var b strings.Builder
+	b.Grow(len(digits) / 2)
+	if _, err := io.Copy(&b, hex.NewDecoder(strings.NewReader(digits))); err != nil {
+		return "", errNotBytea
+	}
+	return b.String(), nil
+}
+
+// unescape reads bytes that stand for themselves, two backslashes for one, and a backslash and three octal digits for any byte.
+func unescape(text string) (string, error) {
+	var b strings.Builder
+	b.Grow(len(text))
+	for {
+		plain, rest, found := strings.Cut(text, `\`)
+		b.WriteString(plain)
+		if !found {
+			return b.String(), nil
+		}
+		if strings.HasPrefix(rest, `\`) {
+			b.WriteByte('\\')
+			text = rest[1:]
+			continue
+		}
+		const digits = 3
+		if len(rest) < digits {
+			return "", errNotBytea
+		}
+		octet, err := strconv.ParseUint(rest[:digits], 8, 8)
+		if err != nil {
+			return "", errNotBytea
+		}
+		b.WriteByte(byte(octet))
+		text = rest[digits:]
+	}
 }
