@@ -1,6 +1,7 @@
 package pgstore_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -109,4 +110,105 @@ func TestTableMayBePartitionedByTenant(t *testing.T) {
 	}
 	require.EqualValues(t, tenants, swept)
 	require.Equal(t, 1, recordScalar[int](t, f, `SELECT count(*) FROM %s`), "the live one")
+}
+
+// The same inside a transaction, which has to end well however its statements were prepared.
+func TestNewColumnsDoNotDisturbATransaction(t *testing.T) {
+	t.Parallel()
+	for _, mode := range recordModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			f := setup(t)
+			conn := recordConn(t, mode)
+			for n := range 7 {
+				compatWhole(t, f.NewStore(t, conn, lease, retention), fmt.Sprintf("before %d", n))
+			}
+			recordExec(t, f, `ALTER TABLE %s ADD COLUMN priority int NOT NULL DEFAULT 7,
+				ADD COLUMN size int GENERATED ALWAYS AS (length(response)) STORED`)
+			tx, err := conn.Begin(t.Context())
+			require.NoError(t, err)
+			compatWhole(t, f.WithTx(tx), "after")
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, 8, recordScalar[int](t, f, `SELECT count(*) FROM %s WHERE size > 0`))
+		})
+	}
+}
+
+// compatPartitions is how many partitions the tests of single positions make.
+const compatPartitions = 4
+
+// compatTenants returns one tenant for each partition.
+func compatTenants(t *testing.T, f *fixture) []string {
+	t.Helper()
+	rows, err := f.Pool.Query(t.Context(), fmt.Sprintf(`SELECT DISTINCT ON (partition) tenant
+		FROM (SELECT 'tenant ' || n AS tenant FROM generate_series(1, 200) n) AS candidates,
+			LATERAL (SELECT r FROM generate_series(0, %[1]d - 1) r
+				WHERE satisfies_hash_partition($1::text::regclass, %[1]d, r, tenant COLLATE "C")) AS p (partition)
+		ORDER BY partition`, compatPartitions), recordTable(f))
+	require.NoError(t, err)
+	tenants, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Len(t, tenants, compatPartitions)
+	return tenants
+}
+
+// compatRow puts the first row of its partition there: the rows of all partitions have the same position.
+func compatRow(t *testing.T, f *fixture, tenant string, purgeAfter time.Duration) {
+	t.Helper()
+	recordExec(t, f, `INSERT INTO %s
+			(tenant, operation, key, state, fingerprint, attempt, claim, begun_at, expires_at, purge_after)
+		VALUES ($1, 'o', 'v', 'failed', '\x01', 1, 1, 'epoch', statement_timestamp() + $2::interval,
+			statement_timestamp() + $2::interval)`, tenant, purgeAfter)
+}
+
+// A row's position says in which place it lies, not in which partition.
+func TestSweepOfAPartitionedTableDeletesOnlyWhatItChose(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	compatPartitioned(t, f, compatPartitions)
+	tenants := compatTenants(t, f)
+	for n, tenant := range tenants {
+		due := -time.Duration(10-n) * time.Minute
+		if n == 0 {
+			due = time.Hour // live
+		}
+		compatRow(t, f, tenant, due)
+	}
+	require.EqualValues(t, 1, recordScalar[int64](t, f, `SELECT count(DISTINCT ctid) FROM %s`), "the rows do not show it")
+	left := func() []string {
+		rows, err := f.Pool.Query(t.Context(), `SELECT tenant FROM `+recordTable(f)+` ORDER BY purge_after`)
+		require.NoError(t, err)
+		left, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return left
+	}
+	require.Equal(t, append(append([]string{}, tenants[1:]...), tenants[0]), left())
+
+	holder := directedTx(t, f.Pool)
+	_, err := holder.Exec(t.Context(), `SELECT FROM `+recordTable(f)+` WHERE tenant = $1 FOR UPDATE`, tenants[1])
+	require.NoError(t, err)
+	deleted := directedWithoutWaiting(t, f.Pool, holder, func(ctx context.Context) (int64, error) { return f.Sweep(ctx, 1) })
+	require.EqualValues(t, 1, deleted)
+	require.Equal(t, []string{tenants[1], tenants[3], tenants[0]}, left())
+	require.NoError(t, holder.Rollback(t.Context()))
+	deleted, err = f.Sweep(t.Context(), 10)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, deleted)
+	require.Equal(t, []string{tenants[0]}, left())
+}
+
+func TestPurgeInAPartitionedTableDeletesOnlyItsKey(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	compatPartitioned(t, f, compatPartitions)
+	tenants := compatTenants(t, f)
+	for n, tenant := range tenants {
+		compatRow(t, f, tenant, time.Duration(2*n-1)*time.Hour) // the first is due, the others are live
+	}
+	for n, tenant := range tenants {
+		tag, err := f.Pool.Exec(t.Context(), f.Statements().Purge, tenant, "o", "v")
+		require.NoError(t, err)
+		require.Equal(t, n == 0, tag.RowsAffected() == 1)
+	}
+	require.EqualValues(t, len(tenants)-1, recordScalar[int64](t, f, `SELECT count(*) FROM %s`))
 }
