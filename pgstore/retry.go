@@ -71,12 +71,14 @@ func (s *Store) worthRunningAgain(ctx context.Context, err error) bool {
 }
 
 // connectionLost reports whether err says that the network or the server's process went away, before or after the
-// statement was sent. A connection that is in use by another goroutine ("conn busy") is a caller's bug and not among them.
+// statement was sent. In the simple protocol pgx says of a connection that broke in the middle only that it is closed. A
+// connection that is in use by another goroutine ("conn busy") is a caller's bug and not among them.
 func connectionLost(err error) bool {
 	if _, ok := errors.AsType[net.Error](err); ok {
 		return true
 	}
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed)
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // autocommit reports whether each statement commits by itself on a connection that still works: true for a pool, false
