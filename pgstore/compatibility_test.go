@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -94,7 +95,7 @@ func TestTableMayBePartitionedByTenant(t *testing.T) {
 	compatPartitioned(t, f, 4)
 	const tenants = 24
 	for n := range tenants {
-		compatWhole(t, f.Store, fmt.Sprint(n))
+		compatWhole(t, f.Store, strconv.Itoa(n))
 	}
 	require.Greater(t, recordScalar[int](t, f, `SELECT count(DISTINCT tableoid) FROM %s`), 1)
 
