@@ -2,7 +2,6 @@ package pgstore_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -20,7 +19,7 @@ func BenchmarkFillfactor(b *testing.B) {
 		for _, size := range []int{0, 200, 1000, 2000} {
 			for _, fillfactor := range []int{50, 60, 70, 80, 90, 100} {
 				b.Run(fmt.Sprintf("in_progress=%d/response=%d/fillfactor=%d", inProgress, size, fillfactor), func(b *testing.B) {
-					benchmarkFillfactor(b, inProgress, benchmarkBytes(size), fillfactor)
+					benchmarkFillfactor(b, inProgress, string(bytesRandom(b, size)), fillfactor)
 				})
 			}
 		}
@@ -70,16 +69,6 @@ FROM pg_stat_user_tables WHERE relid = $1::text::regclass`, recordTable(f)).Scan
 // benchmarkFingerprint has the length of a SHA-256.
 var benchmarkFingerprint = strings.Repeat("f", 32)
 
-// benchmarkBytes returns n bytes that do not compress.
-func benchmarkBytes(n int) string {
-	r := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same bytes every time
-	var b strings.Builder
-	for range n {
-		b.WriteByte(byte(r.Uint32()))
-	}
-	return b.String()
-}
-
 // BenchmarkBareLoop sends the two statements of Begin and Complete by pgx alone, on one connection: what the store itself costs
 // is the difference to BenchmarkOneConnection.
 func BenchmarkBareLoop(b *testing.B) {
@@ -87,7 +76,7 @@ func BenchmarkBareLoop(b *testing.B) {
 	conn, err := f.Pool.Acquire(b.Context())
 	require.NoError(b, err)
 	defer conn.Release()
-	response, fingerprint := []byte(benchmarkBytes(200)), []byte(benchmarkFingerprint)
+	response, fingerprint := bytesRandom(b, 200), []byte(benchmarkFingerprint)
 	statements := f.Statements()
 	var (
 		created, same bool
@@ -119,7 +108,7 @@ func BenchmarkOneConnection(b *testing.B) {
 	require.NoError(b, err)
 	defer conn.Release()
 	store := f.NewStore(b, conn, lease, retention)
-	response := benchmarkBytes(200)
+	response := string(bytesRandom(b, 200))
 	b.ReportAllocs()
 	b.ResetTimer()
 	for n := range b.N {
