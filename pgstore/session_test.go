@@ -2,6 +2,7 @@ package pgstore_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -40,9 +41,7 @@ func sessionPool(t *testing.T, address string, mode pgx.QueryExecMode, settings 
 	require.NoError(t, err)
 	config.MaxConns = 2
 	config.ConnConfig.DefaultQueryExecMode = mode
-	for name, value := range settings {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
+	maps.Copy(config.ConnConfig.RuntimeParams, settings)
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
@@ -131,17 +130,18 @@ func TestCallsDoNotDependOnSettingsOfTheSession(t *testing.T) {
 		require.NoError(t, err)
 	}
 	noise := string(bytesRandom(t, 300_000))
-	for _, mode := range recordModes {
-		pool := sessionPool(t, address, mode, sessionSettings)
-		for _, schema := range sessionSchemas {
-			t.Run(mode.String()+"/"+schema, func(t *testing.T) { //nolint:paralleltest // they share the tables
-				f := &fixture{Pool: pool, Schema: schema}
-				f.Store = f.NewStore(t, pool, lease, retention)
+	for _, schema := range sessionSchemas {
+		t.Run(schema, func(t *testing.T) {
+			t.Parallel()
+			for _, mode := range recordModes {
+				f := &fixture{Pool: sessionPool(t, address, mode, sessionSettings), Schema: schema}
+				f.Store = f.NewStore(t, f.Pool, lease, retention)
 				for _, response := range []string{"", bytesAll(), `\x41`, `\101\\'`, strings.Repeat("\x00", 10_000), noise} {
 					sessionLife(t, f, response)
 				}
-			})
-		}
+				f.Pool.Close()
+			}
+		})
 	}
 }
 
