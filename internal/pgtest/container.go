@@ -32,7 +32,7 @@ const labelOwner = "archlab-idempotency.pgtest.owner"
 func takeContainer(ctx context.Context, o *serverOptions) (*Server, error) {
 	server, err := findContainer(ctx, o)
 	if image := os.Getenv(EnvImage); err != nil && image != "" {
-		return nil, fmt.Errorf("%s=%s: %s", EnvImage, image, err.Error()) //nolint:errorlint // not to be passed over
+		return nil, fmt.Errorf("%s=%s: %s", EnvImage, image, err.Error()) // not wrapped, or it would be passed over
 	}
 	return server, err
 }

@@ -54,6 +54,24 @@ func prepareTestcontainers(ctx context.Context, engine *client.Client) error {
 			}
 		}
 	}
+	return warmUp(ctx)
+}
+
+// warmUp lets testcontainers find and ask the engine while somebody bounds that: later it goes by what it knows. Where it has no way to
+// return an error it panics.
+func warmUp(ctx context.Context) (err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("testcontainers: %v", reason)
+		}
+	}()
+	engine, err := testcontainers.NewDockerClientWithOpts(ctx)
+	if err != nil {
+		return fmt.Errorf("testcontainers: %w", err)
+	}
+	if err := engine.Close(); err != nil {
+		return fmt.Errorf("testcontainers: %w", err)
+	}
 	return nil
 }
 
@@ -75,7 +93,7 @@ func engineHost() string {
 		filepath.Join(home, ".docker/desktop/docker.sock"),
 		filepath.Join("/run/user", strconv.Itoa(os.Getuid()), "docker.sock"),
 	} {
-		if info, err := os.Stat(socket); err == nil && info.Mode()&os.ModeSocket != 0 {
+		if info, err := os.Stat(socket); err == nil && info.Mode()&os.ModeSocket != 0 { //nolint:gosec // the user's own
 			return "unix://" + socket
 		}
 	}

@@ -41,21 +41,24 @@ func TestServerOfOnesOwnIsNeverThatOfTheURL(t *testing.T) {
 
 func TestTheLineSaysWhyOthersWerePassedOver(t *testing.T) {
 	t.Parallel()
-	onEachRung(t, func(t *testing.T, demand string) {
-		c := startChild(t, "start", demand)
-		require.Regexp(t, `^PostgreSQL \d+\.\d+ (in a container of \S+|from \S+/bin); because of `+regexp.QuoteMeta(demand)+`$`, c.description)
-		c.end(t)
-		if demand == demandBinaries {
-			c := startChild(t, "start", "DOCKER_HOST=unix:///nowhere.sock")
-			require.Regexp(t, `^PostgreSQL \d+\.\d+ from \S+/bin; TEST_DATABASE_URL is not set; no Docker engine answers \(.+\)$`, c.description)
+	for _, demand := range started {
+		t.Run(demand, func(t *testing.T) {
+			t.Parallel()
+			c := startChild(t, "start", demand)
+			require.Regexp(t, `^PostgreSQL \d+\.\d+ (in a container of \S+|from \S+/bin); because of `+regexp.QuoteMeta(demand)+`$`, c.description)
 			c.end(t)
-		}
-	})
+			if demand == demandBinaries {
+				c := startChild(t, "start", "DOCKER_HOST=unix:///nowhere.sock")
+				require.Regexp(t, `^PostgreSQL \d+\.\d+ from \S+/bin; TEST_DATABASE_URL is not set; no Docker engine answers \(.+\)$`, c.description)
+				c.end(t)
+			}
+		})
+	}
 }
 
 func TestWithoutAnyServerTheErrorSaysWhatToInstall(t *testing.T) {
 	t.Parallel()
-	says := failChild(t, "start", "DOCKER_HOST=unix:///nowhere.sock", "PATH=/nowhere", envInstalled+"=/nowhere/*")
+	says := failChild(t, "DOCKER_HOST=unix:///nowhere.sock", "PATH=/nowhere", envInstalled+"=/nowhere/*")
 	require.Regexp(t, `^pgtest: there is no PostgreSQL here: TEST_DATABASE_URL is not set; no Docker engine answers \(.+\); `+
 		`no PostgreSQL binaries of version 15 or later \(.+\); no packages of Debian's to unpack \(apt-get is missing\)\. Install .+ TEST_DATABASE_URL`, says)
 }
@@ -88,12 +91,12 @@ func TestDemandsThatCannotBeMetAreErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			started := time.Now()
-			says := failChild(t, "start", c.env...)
+			begun := time.Now()
+			says := failChild(t, c.env...)
 			require.Contains(t, says, "pgtest: ")
 			require.Contains(t, says, c.says)
 			require.NotContains(t, says, "secret")
-			require.Less(t, time.Since(started), patience, "nobody waits for what will not come")
+			require.Less(t, time.Since(begun), patience, "nobody waits for what will not come")
 		})
 	}
 }
@@ -141,33 +144,36 @@ func emptyEngine(w http.ResponseWriter, r *http.Request) {
 
 func TestEngineThatHangsDoesNotHangTheTests(t *testing.T) {
 	t.Parallel()
-	started := time.Now()
-	says := failChild(t, "start", demandContainer, engine(t, hang))
+	begun := time.Now()
+	says := failChild(t, demandContainer, engine(t, hang))
 	require.Contains(t, says, "no Docker engine answers")
-	require.Less(t, time.Since(started), patience)
+	require.Less(t, time.Since(begun), patience)
 }
 
 func TestRegistryThatHangsDoesNotHangTheTests(t *testing.T) {
 	t.Parallel()
-	started := time.Now()
-	says := failChild(t, "start", demandContainer, engine(t, emptyEngine))
+	begun := time.Now()
+	says := failChild(t, demandContainer, engine(t, emptyEngine))
 	require.Contains(t, says, "no image archlab-idempotency/postgres:17 or postgres:17, and no registry to pull from; `make image` builds one")
-	require.Less(t, time.Since(started), patience)
+	require.Less(t, time.Since(begun), patience)
 }
 
 func TestImageThatIsAskedForMustBeThere(t *testing.T) {
 	t.Parallel()
-	says := failChild(t, "start", pgtest.EnvImage+"=example.com/postgres:0", engine(t, emptyEngine))
+	says := failChild(t, pgtest.EnvImage+"=example.com/postgres:0", engine(t, emptyEngine))
 	require.Contains(t, says, "TEST_POSTGRES_IMAGE=example.com/postgres:0: the image is not here and cannot be pulled")
 }
 
 func TestServerStartsWithoutALibraryThatItLacks(t *testing.T) {
 	t.Parallel()
-	onEachRung(t, func(t *testing.T, demand string) {
-		c := startChild(t, "start", demand, envStatistics+"=no_such_library")
-		require.Empty(t, show(t, c.url, "shared_preload_libraries"))
-		c.end(t)
-	})
+	for _, demand := range started {
+		t.Run(demand, func(t *testing.T) {
+			t.Parallel()
+			c := startChild(t, "start", demand, envStatistics+"=no_such_library")
+			require.Empty(t, show(t, c.url, "shared_preload_libraries"))
+			c.end(t)
+		})
+	}
 }
 
 func TestDebiansPackageIsDownloadedOnceAndRuns(t *testing.T) {

@@ -17,40 +17,43 @@ import (
 
 func TestServerDoesNotOutliveItsProcess(t *testing.T) {
 	t.Parallel()
-	onEachRung(t, func(t *testing.T, demand string) {
-		for name, end := range map[string]func(c *child) error{
-			"killed":      func(c *child) error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) },
-			"interrupted": func(c *child) error { return syscall.Kill(-c.Process.Pid, syscall.SIGINT) },
-			"panic":       func(c *child) error { return c.stdin.Close() },
-		} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				c := startChild(t, name, demand)
-				data := show(t, c.url, "data_directory")
-				if demand == demandContainer {
-					require.Len(t, containersOf(t, c.Process.Pid), 1)
-				} else {
-					require.DirExists(t, data)
-				}
-				require.NoError(t, end(c))
-				require.Error(t, c.Wait())
-				require.Eventually(t, func() bool {
-					conn, err := pgx.Connect(t.Context(), c.url)
-					if err == nil {
-						require.NoError(t, conn.Close(t.Context()))
-					}
-					return err != nil
-				}, patience, glance, "the server has gone")
-				require.Eventually(t, func() bool {
+	for _, demand := range started {
+		t.Run(demand, func(t *testing.T) {
+			t.Parallel()
+			for name, end := range map[string]func(c *child) error{
+				"killed":      func(c *child) error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) },
+				"interrupted": func(c *child) error { return syscall.Kill(-c.Process.Pid, syscall.SIGINT) },
+				"panic":       func(c *child) error { return c.stdin.Close() },
+			} {
+				t.Run(name, func(t *testing.T) {
+					t.Parallel()
+					c := startChild(t, name, demand)
+					data := show(t, c.url, "data_directory")
 					if demand == demandContainer {
-						return len(containersOf(t, c.Process.Pid)) == 0
+						require.Len(t, containersOf(t, c.Process.Pid), 1)
+					} else {
+						require.DirExists(t, data)
 					}
-					_, err := os.Stat(filepath.Dir(data))
-					return os.IsNotExist(err)
-				}, patience, glance, "and its data")
-			})
-		}
-	})
+					require.NoError(t, end(c))
+					require.Error(t, c.Wait())
+					require.Eventually(t, func() bool {
+						conn, err := pgx.Connect(t.Context(), c.url)
+						if err == nil {
+							require.NoError(t, conn.Close(t.Context()))
+						}
+						return err != nil
+					}, patience, glance, "the server has gone")
+					require.Eventually(t, func() bool {
+						if demand == demandContainer {
+							return len(containersOf(t, c.Process.Pid)) == 0
+						}
+						_, err := os.Stat(filepath.Dir(data))
+						return os.IsNotExist(err)
+					}, patience, glance, "and its data")
+				})
+			}
+		})
+	}
 }
 
 func TestContainerThatWasLeftBehindIsRemovedByTheNextProcess(t *testing.T) {
@@ -124,7 +127,7 @@ func childrenOf(t *testing.T, parent int) []int {
 	require.NoError(t, err)
 	var children []int
 	for _, path := range stats {
-		stat, err := os.ReadFile(path)
+		stat, err := os.ReadFile(path) //nolint:gosec // below /proc
 		if err != nil {
 			continue // it has ended
 		}

@@ -185,7 +185,7 @@ func (m *processMachine) close(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for range m.answers { //nolint:revive // until it ends
+		for range m.answers {
 		}
 	}()
 	var late error

@@ -31,10 +31,10 @@ SELECT EXISTS (SELECT 1 FROM pg_namespace WHERE nspname = $1) OR EXISTS (SELECT 
 	return found
 }
 
-func TestSchemasAndDatabasesGoWithTheirTest(t *testing.T) {
+func TestSchemasAndDatabasesGoWithTheirTest(t *testing.T) { //nolint:tparallel // the subtest's end is what is looked at
 	t.Parallel()
 	var names []string
-	t.Run("test", func(t *testing.T) { //nolint:paralleltest // its end is what the other waits for
+	t.Run("test", func(t *testing.T) {
 		schema := pgtest.Schema(t)
 		names = append(names, schema, pgtest.EmptySchema(t))
 		_, err := pgtest.Pool(t).Exec(t.Context(), "CREATE TABLE "+pgx.Identifier{schema, "more"}.Sanitize()+" ()")
@@ -49,5 +49,12 @@ func TestSchemasAndDatabasesGoWithTheirTest(t *testing.T) {
 	require.Len(t, names, 3)
 	for _, name := range names {
 		require.False(t, exists(t, name), name)
+	}
+}
+
+func BenchmarkSchema(b *testing.B) {
+	pgtest.Pool(b)
+	for b.Loop() {
+		pgtest.Schema(b)
 	}
 }

@@ -45,11 +45,14 @@ func TestMain(m *testing.M) {
 		pgtest.Main(m)
 	default:
 		if err := beChild(what); err != nil {
-			fmt.Fprintln(os.Stdout, strings.ReplaceAll(err.Error(), "\n", " "))
+			_, _ = fmt.Fprintln(os.Stdout, strings.ReplaceAll(err.Error(), "\n", " "))
 			os.Exit(1)
 		}
 	}
 }
+
+// started are the demands for each way to start a server, of which a machine may not have all.
+var started = []string{demandContainer, demandBinaries}
 
 // beChild starts a server, says which, does what it is told at the end of its input, and closes the server.
 func beChild(what string) error {
@@ -62,14 +65,14 @@ func beChild(what string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stdout, "%s\n%s\n", server.Description(), server.URL())
+	_, _ = fmt.Fprintf(os.Stdout, "%s\n%s\n", server.Description(), server.URL())
 	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
 		return err
 	}
 	switch what {
 	case "stop":
 		if err := server.Stop(ctx); err != nil {
-			fmt.Fprintln(os.Stdout, err)
+			_, _ = fmt.Fprintln(os.Stdout, err)
 		}
 	case "panic":
 		panic("as told")
@@ -144,25 +147,14 @@ func (c *child) end(t *testing.T) string {
 }
 
 // failChild returns the error of a process that gets no server.
-func failChild(t *testing.T, what string, env ...string) string {
+func failChild(t *testing.T, env ...string) string {
 	t.Helper()
-	cmd := command(t, append(env, envChild+"="+what))
+	cmd := command(t, append(env, envChild+"=start"))
 	cmd.Stdin = new(bytes.Buffer)
 	out, err := cmd.Output()
 	require.Error(t, err, "%s", out)
 	require.Equal(t, 1, cmd.ProcessState.ExitCode(), "%s", out)
 	return string(out)
-}
-
-// onEachRung runs the test for each way to start a server that this machine has; test gets the demand for it.
-func onEachRung(t *testing.T, test func(t *testing.T, demand string)) {
-	t.Helper()
-	for _, demand := range []string{demandContainer, demandBinaries} {
-		t.Run(demand, func(t *testing.T) {
-			t.Parallel()
-			test(t, demand)
-		})
-	}
 }
 
 const patience = 30 * time.Second // for what must come about
