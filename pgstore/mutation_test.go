@@ -58,6 +58,8 @@ var (
 		"TestBeginNeverReadsTheResponseToAnotherRequest",
 		"TestSweepSkipsRowsThatAnotherSessionHolds",
 		"TestSweepTakesTheEarliestFirst",
+		"TestSweepOfAPartitionedTableDeletesOnlyWhatItChose",
+		"TestPurgeInAPartitionedTableDeletesOnlyItsKey",
 		"TestPurgeableListsInOrderWhatIsDueBehindAPosition",
 		"TestPurgeDeletesOneKeyAndOnlyWhenItIsDue",
 		"TestInsideAnOldTransactionEveryStatementReadsItsOwnTime",
