@@ -81,6 +81,7 @@ const (
 	codeAdminShutdown        = "57P01"
 	codeCrashShutdown        = "57P02"
 	codeCannotConnectNow     = "57P03"
+	codeIdleSessionTimeout   = "57P05"
 )
 
 // interpret translates an error of the driver into what the store's callers know. Every error of pgx passes here once.

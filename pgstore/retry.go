@@ -37,14 +37,17 @@ func (s *Store) retry(ctx context.Context, try func(ctx context.Context) error) 
 	bound := minPause
 	for run := 1; ; run++ {
 		err := try(ctx)
-		if err == nil || !s.worthRunningAgain(ctx, err) {
+		if err == nil || !s.worthRunningAgain(err) {
 			return err
 		}
 		if run == maxTries {
 			return fmt.Errorf("gave up after %d runs: %w", maxTries, err)
 		}
 		if !pause(ctx, rand.N(bound)) { //nolint:gosec // jitter needs no secret
-			return errors.Join(err, ctx.Err())
+			if errors.Is(err, ctx.Err()) {
+				return err // it is what ended the run
+			}
+			return fmt.Errorf("%w: not run again after: %w", ctx.Err(), err)
 		}
 		bound = min(2*bound, maxPause)
 	}
@@ -53,16 +56,17 @@ func (s *Store) retry(ctx context.Context, try func(ctx context.Context) error) 
 // worthRunningAgain reports whether running the same statement again can succeed and can do no harm. Every statement of
 // the store is safe to repeat after a lost answer: Begin finds its own claim, the others find that their change is there.
 // Inside a caller's transaction only a lost race is run again: any error of the server has already aborted it.
-func (s *Store) worthRunningAgain(ctx context.Context, err error) bool {
-	switch {
-	case errors.Is(err, errLostRace):
+func (s *Store) worthRunningAgain(err error) bool {
+	if errors.Is(err, errLostRace) {
 		return true
-	case ctx.Err() != nil || !s.autocommit():
+	}
+	if !s.autocommit() {
 		return false
 	}
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
 		switch pgErr.Code {
-		case codeSerializationFailure, codeDeadlockDetected, codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow:
+		case codeSerializationFailure, codeDeadlockDetected,
+			codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeIdleSessionTimeout:
 			return true
 		}
 		return strings.HasPrefix(pgErr.Code, codeConnectionException)
@@ -100,6 +104,9 @@ func (s *Store) autocommit() bool {
 
 // pause waits for d, or until ctx is done; then it returns false.
 func pause(ctx context.Context, d time.Duration) bool {
+	if ctx.Err() != nil {
+		return false
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
