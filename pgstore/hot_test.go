@@ -91,6 +91,28 @@ func TestEndingAnAttemptWritesNoIndexEntry(t *testing.T) {
 	}
 }
 
+// The indexes of a table whose operations were completed are as large as those of one whose operations were only begun.
+func TestIndexesDoNotGrowByCompletions(t *testing.T) {
+	t.Parallel()
+	const operations = 1000
+	var sizes []int64
+	for _, complete := range []bool{false, true} {
+		f := hotDatabase(t)
+		recordExec(t, f, `ALTER TABLE %s SET (autovacuum_enabled = off)`)
+		for n := range operations {
+			k := recordKey(fmt.Sprintf("operation %d", n))
+			record, _, err := f.Begin(t.Context(), k, fingerprint)
+			require.NoError(t, err)
+			if complete {
+				require.NoError(t, f.Complete(t.Context(), k, fingerprint, record.Attempt, recordResponse))
+			}
+		}
+		sizes = append(sizes, recordScalar[int64](t, f, `SELECT pg_indexes_size(min(tableoid::bigint)::oid) FROM %s`))
+	}
+	require.Positive(t, sizes[0])
+	require.Equal(t, sizes[0], sizes[1])
+}
+
 // Extend moves purge_after along, which is indexed. That is its price for a lapsed lease that is remembered for a whole
 // retention; this holds the fact that the documents state.
 func TestExtendWritesAnIndexEntry(t *testing.T) {

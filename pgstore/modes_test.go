@@ -2,15 +2,20 @@ package pgstore_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"maps"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/archlab/idempotency/internal/pgtest"
+	"github.com/archlab/idempotency/migrations"
 	"github.com/archlab/idempotency/pgstore"
 )
 
@@ -43,7 +48,6 @@ var modesSessions = map[string]map[string]string{
 		"plan_cache_mode":                "force_custom_plan",
 		"enable_seqscan":                 "off",
 		"backslash_quote":                "off",
-		"jit_above_cost":                 "0",
 		"cursor_tuple_fraction":          "1",
 	},
 }
@@ -54,9 +58,7 @@ func modesConn(tb testing.TB, url string, mode pgx.QueryExecMode, session map[st
 	config, err := pgx.ParseConfig(url)
 	require.NoError(tb, err)
 	config.DefaultQueryExecMode = mode
-	for name, value := range session {
-		config.RuntimeParams[name] = value
-	}
+	maps.Copy(config.RuntimeParams, session)
 	conn, err := pgx.ConnectConfig(tb.Context(), config)
 	require.NoError(tb, err)
 	tb.Cleanup(func() { _ = conn.Close(context.WithoutCancel(tb.Context())) })
@@ -115,7 +117,7 @@ var modesScenarios = []struct {
 func modesPlay(t *testing.T, w modesWorld) {
 	t.Helper()
 	for _, s := range modesScenarios {
-		t.Run(s.name, func(t *testing.T) { //nolint:paralleltest // they share the connection
+		t.Run(s.name, func(t *testing.T) {
 			s.play(t, w)
 			recordExec(t, w.f, `DELETE FROM %s`)
 		})
@@ -326,6 +328,8 @@ func modesSweep(t *testing.T, w modesWorld) {
 	require.EqualValues(t, len(modesKeys)-1, deleted)
 
 	recordExec(t, w.f, `DROP TRIGGER refuse ON %s`)
+	_, err = w.f.Pool.Exec(t.Context(), `DROP FUNCTION `+pgx.Identifier{w.f.Schema, "refuse"}.Sanitize())
+	require.NoError(t, err)
 	for _, want := range []int64{1, 0} {
 		deleted, err = store.Sweep(t.Context(), 1000)
 		require.NoError(t, err)
@@ -384,5 +388,64 @@ func TestEveryModeAnswersTheSameInEverySession(t *testing.T) {
 				modesPlay(t, modesWorld{setup(t), modesConn(t, pgtest.DSN(t), mode, session)})
 			})
 		}
+	}
+}
+
+// modesLocales returns the clause of CREATE DATABASE for a language's order, from each library that the server has.
+func modesLocales(t *testing.T) map[string]string {
+	t.Helper()
+	var libc *string
+	var icu bool
+	require.NoError(t, pgtest.Pool(t).QueryRow(t.Context(), `
+		SELECT min(collcollate) FILTER (WHERE collprovider = 'c' AND collcollate NOT LIKE 'C.%' AND collcollate NOT IN ('C', 'POSIX')
+				AND collencoding = pg_char_to_encoding('UTF8')),
+			count(*) FILTER (WHERE collname = 'tr-TR-x-icu') > 0
+		FROM pg_collation`).Scan(&libc, &icu))
+	clauses := map[string]string{}
+	if libc != nil {
+		clauses["libc"] = `LOCALE_PROVIDER libc LOCALE '` + *libc + `'`
+	}
+	if icu {
+		clauses["ICU"] = `LOCALE_PROVIDER icu LOCALE 'C.UTF-8' ICU_LOCALE 'tr-TR'`
+	}
+	return clauses
+}
+
+// modesDatabase creates a database with the clause, dropped when the test ends, and returns its URL.
+func modesDatabase(t *testing.T, clause string) string {
+	t.Helper()
+	pool, name := pgtest.Pool(t), "modes_"+strings.ToLower(rand.Text())
+	_, err := pool.Exec(t.Context(), `CREATE DATABASE `+name+` TEMPLATE template0 ENCODING 'UTF8' `+clause)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := pool.Exec(context.WithoutCancel(t.Context()), `DROP DATABASE `+name+` WITH (FORCE)`)
+		require.NoError(t, err)
+	})
+	address, err := url.Parse(pgtest.DSN(t))
+	require.NoError(t, err)
+	address.Path = "/" + name
+	return address.String()
+}
+
+// The order and the letters of a language change nothing, whichever library they come from, and in a schema with any name.
+func TestEveryDatabaseAnswersTheSame(t *testing.T) {
+	t.Parallel()
+	locales := modesLocales(t)
+	require.NotEmpty(t, locales, "the server has the order of bytes only, and cannot show it")
+	for name, clause := range locales {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address := modesDatabase(t, clause)
+			pool, err := pgxpool.New(t.Context(), address)
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			f := &fixture{Pool: pool, Schema: `Modes "İı" \ '.'`}
+			_, err = migrations.Up(t.Context(), pool, migrations.WithSchema(f.Schema))
+			require.NoError(t, err)
+			require.True(t, recordScalar[bool](t, f, `SELECT 'a' < 'B' FROM (SELECT count(*) FROM %s) AS one`), "it is the order of bytes")
+			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+				modesPlay(t, modesWorld{f, modesConn(t, address, mode, modesSessions["odd"])})
+			}
+		})
 	}
 }
