@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -38,6 +39,11 @@ const reaperImage = "testcontainers/ryuk"
 //
 // All that before testcontainers is used, which reads the environment once.
 func prepareTestcontainers(ctx context.Context, engine *client.Client) error {
+	preparing.Lock()
+	defer preparing.Unlock()
+	if prepared {
+		return nil
+	}
 	log.SetDefault(quiet{})
 	images, err := engine.ImageList(ctx, client.ImageListOptions{Filters: make(client.Filters).Add("reference", reaperImage)})
 	if err != nil {
@@ -54,8 +60,15 @@ func prepareTestcontainers(ctx context.Context, engine *client.Client) error {
 			}
 		}
 	}
-	return warmUp(ctx)
+	err = warmUp(ctx)
+	prepared = err == nil
+	return err
 }
+
+var (
+	preparing sync.Mutex
+	prepared  bool // guarded by preparing
+)
 
 // warmUp lets testcontainers find and ask the engine while somebody bounds that: later it goes by what it knows. Where it has no way to
 // return an error it panics.

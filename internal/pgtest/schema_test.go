@@ -1,7 +1,6 @@
 package pgtest_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -39,9 +38,8 @@ func TestSchemasAndDatabasesGoWithTheirTest(t *testing.T) { //nolint:tparallel /
 		names = append(names, schema, pgtest.EmptySchema(t))
 		_, err := pgtest.Pool(t).Exec(t.Context(), "CREATE TABLE "+pgx.Identifier{schema, "more"}.Sanitize()+" ()")
 		require.NoError(t, err)
-		url := pgtest.Database(t)
-		names = append(names, url[strings.LastIndexByte(url, '/')+1:strings.LastIndexByte(url, '?')])
-		connect(t, url, pgx.QueryExecModeExec) // dropped all the same
+		conn := connect(t, pgtest.Database(t), pgx.QueryExecModeExec) // it is dropped all the same
+		names = append(names, conn.Config().Database)
 		for _, name := range names {
 			require.True(t, exists(t, name), name)
 		}

@@ -54,36 +54,43 @@ func TestKilledServerRecoversFromItsLog(t *testing.T) {
 	require.Zero(t, count())
 }
 
-func TestServersAreFastAndForgetfulUnlessAsked(t *testing.T) {
+var durability = []string{"fsync", "synchronous_commit", "full_page_writes"}
+
+func TestServersAreFastAndForgetful(t *testing.T) {
 	t.Parallel()
-	odd := `%m 'quoted' \ [%p] `
-	for name, c := range map[string]struct {
-		opts   []pgtest.ServerOption
-		fsync  string
-		prefix string
-	}{
-		"by default": {[]pgtest.ServerOption{pgtest.WithSetting("fsync", "off")}, "off", "%m [%p] "},
-		"durable":    {[]pgtest.ServerOption{pgtest.Durable(), pgtest.WithSetting("log_line_prefix", odd)}, "on", odd},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, demand := range started {
+		t.Run(demand, func(t *testing.T) {
 			t.Parallel()
-			url := pgtest.NewServer(t, c.opts...).URL()
-			for _, setting := range []string{"fsync", "full_page_writes"} {
-				require.Equal(t, c.fsync, show(t, url, setting), setting)
+			c := startChild(t, "start", demand)
+			for _, setting := range durability {
+				require.Equal(t, "off", show(t, c.url, setting), setting)
 			}
-			require.Equal(t, c.prefix, show(t, url, "log_line_prefix"))
-			require.Equal(t, "200", show(t, url, "max_connections"))
-			require.Equal(t, "UTC", show(t, url, "TimeZone"))
-			require.Equal(t, "0", show(t, url, "max_prepared_transactions"))
+			for setting, value := range map[string]string{
+				"max_connections": "200", "TimeZone": "UTC", "max_prepared_transactions": "0", "wal_level": "replica",
+				"listen_addresses": map[string]string{demandContainer: "*", demandBinaries: "127.0.0.1"}[demand],
+			} {
+				require.Equal(t, value, show(t, c.url, setting), setting)
+			}
+			c.end(t)
 		})
 	}
 }
 
-func TestAVariableMakesEveryServerDurable(t *testing.T) {
+func TestServersAreDurableOnDemand(t *testing.T) {
 	t.Parallel()
 	c := startChild(t, "start", pgtest.EnvDurable+"=1")
-	for _, setting := range []string{"fsync", "synchronous_commit", "full_page_writes"} {
+	url := pgtest.NewServer(t, pgtest.Durable()).URL()
+	for _, setting := range durability {
 		require.Equal(t, "on", show(t, c.url, setting), setting)
+		require.Equal(t, "on", show(t, url, setting), setting)
 	}
 	c.end(t)
+}
+
+func TestSettingsComeThroughUnchanged(t *testing.T) {
+	t.Parallel()
+	odd := `%m 'quoted' "twice" \ [%p] `
+	url := pgtest.NewServer(t, pgtest.WithSetting("log_line_prefix", odd), pgtest.WithSetting("max_connections", "17")).URL()
+	require.Equal(t, odd, show(t, url, "log_line_prefix"))
+	require.Equal(t, "17", show(t, url, "max_connections"))
 }
