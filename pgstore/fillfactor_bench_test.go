@@ -11,7 +11,8 @@ import (
 )
 
 // BenchmarkFillfactor measures Begin + Complete on tables that leave different shares of a page free: how many of the
-// completions are HOT, and how many bytes of table and indexes a row takes in the end. Some keys are in progress at a time, begun
+// completions are HOT, how many bytes of table and indexes a row takes in the end, and how many bytes of WAL were written for it,
+// by this and by whatever else the server does: leave it alone. Some keys are in progress at a time, begun
 // one after the other and completed in the same order: what a page holds when the first of its rows is completed decides.
 // The rows stay, as they do in production for the retention.
 func BenchmarkFillfactor(b *testing.B) {
@@ -30,11 +31,13 @@ func benchmarkFillfactor(b *testing.B, inProgress int, response string, fillfact
 	b.Helper()
 	f := setup(b)
 	recordExec(b, f, fmt.Sprintf(`ALTER TABLE %%s SET (fillfactor = %d, autovacuum_enabled = off)`, fillfactor))
-	recordExec(b, f, `TRUNCATE %s`) // the pages that the migration leaves would count
+	recordExec(b, f, `TRUNCATE %s`)          // the pages that the migration leaves would count
 	conn, err := f.Pool.Acquire(b.Context()) // one connection, so that its counters are all there are
 	require.NoError(b, err)
 	defer conn.Release()
 	store := f.NewStore(b, conn, lease, retention)
+	var from string
+	require.NoError(b, conn.QueryRow(b.Context(), `SELECT pg_current_wal_insert_lsn()::text`).Scan(&from))
 	attempts := make([]uint64, 0, inProgress)
 	name := func(n int) pgstore.Key {
 		return pgstore.Key{Tenant: "acct_7", Operation: "payment.create", Value: fmt.Sprintf("%036d", n)}
@@ -58,13 +61,15 @@ func benchmarkFillfactor(b *testing.B, inProgress int, response string, fillfact
 		attempts = attempts[:0]
 	}
 	b.StopTimer()
-	var updated, hot, bytes float64
+	var updated, hot, bytes, wal float64
 	_, err = conn.Exec(b.Context(), `SELECT pg_stat_force_next_flush()`)
 	require.NoError(b, err)
-	require.NoError(b, conn.QueryRow(b.Context(), `SELECT n_tup_upd, n_tup_hot_upd, pg_total_relation_size(relid)
-FROM pg_stat_user_tables WHERE relid = $1::text::regclass`, recordTable(f)).Scan(&updated, &hot, &bytes))
+	require.NoError(b, conn.QueryRow(b.Context(), `SELECT n_tup_upd, n_tup_hot_upd, pg_total_relation_size(relid),
+	pg_current_wal_insert_lsn() - $2::text::pg_lsn
+FROM pg_stat_user_tables WHERE relid = $1::text::regclass`, recordTable(f), from).Scan(&updated, &hot, &bytes, &wal))
 	b.ReportMetric(100*hot/max(updated, 1), "%HOT")
 	b.ReportMetric(bytes/float64(b.N), "table-B/op")
+	b.ReportMetric(wal/float64(b.N), "WAL-B/op")
 }
 
 // benchmarkFingerprint has the length of a SHA-256.

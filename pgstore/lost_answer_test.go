@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -187,7 +188,7 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 	for n, call := range faultCalls() {
 		t.Run(call.name, func(t *testing.T) {
 			t.Parallel()
-			random := rand.New(rand.NewPCG(seed, uint64(n)))
+			random := rand.New(rand.NewPCG(seed, uint64(n))) //nolint:gosec // an index
 			f := setup(t)
 			proxy := pgtest.NewProxy(t, pgtest.DSN(t))
 			pool := newFaultPool(t, proxy.URL(), faultSingle)
@@ -350,7 +351,7 @@ func TestBeginWhoseAnswerIsLostLearnsWhatHappenedSince(t *testing.T) {
 			store := f.NewStore(t, newFaultPool(t, proxy.URL()), lease, retention)
 			lost := proxy.CutAfterReply(pgtest.Executes("INSERT INTO"))
 			asks := proxy.HoldRequest(pgtest.Executes("INSERT INTO"))
-			begin := goBegin(t.Context(), store, key, fingerprint)
+			begin := goBegin(t.Context(), store, key)
 			lost.Wait(t)
 			asks.Wait(t)
 			test.since(t, f)
@@ -367,7 +368,7 @@ func TestBeginWhoseAnswerIsLostLearnsWhatHappenedSince(t *testing.T) {
 				require.Equal(t, row.Attempt, record.Attempt)
 				require.NoError(t, store.Complete(t.Context(), key, fingerprint, record.Attempt, recordResponse))
 			default:
-				require.Equal(t, before, []faultRow{row}, "it has changed nothing")
+				require.Equal(t, []faultRow{row}, before, "it has changed nothing")
 			}
 			if name != "another released" { // which hands on what it was told
 				require.Zero(t, record.Abandoned*btou(created), "its own first run is no lost attempt")
@@ -402,7 +403,7 @@ func newLostZombie(t *testing.T) *lostZombie {
 // start starts the Begin.
 func (z *lostZombie) start(t *testing.T, k pgstore.Key) {
 	t.Helper()
-	z.begin = goBegin(t.Context(), z.NewStore(t, z.pool, lease, retention), k, fingerprint)
+	z.begin = goBegin(t.Context(), z.NewStore(t, z.pool, lease, retention), k)
 }
 
 // waiting returns when n of its runs wait for a lock.
@@ -455,7 +456,7 @@ func TestTwoRunsOfOneBeginThatWaitTogetherMakeOneOwner(t *testing.T) {
 			t.Parallel()
 			z := newLostZombie(t)
 			for n := range rounds {
-				k := recordKey(fmt.Sprint(n))
+				k := recordKey(strconv.Itoa(n))
 				holder := directedTx(t, z.Pool)
 				held, _, err := z.WithTx(holder).Begin(t.Context(), k, fingerprint)
 				require.NoError(t, err)

@@ -60,7 +60,8 @@ func TestCallWhoseSessionIsTerminatedAsksAgain(t *testing.T) {
 			attempt := call.put(t, f, key)
 			holder := retryHold(t, f, call, attempt)
 			answered := make(chan faultAnswer, 1)
-			go func() { answered <- call.do(t.Context(), f.NewStore(t, pool, lease, retention), key, attempt) }()
+			store := f.NewStore(t, pool, lease, retention)
+			go func() { answered <- call.do(t.Context(), store, key, attempt) }()
 			for range 3 {
 				faultEventually(t, "a call that waits", func() bool { return pool.sessions(t, f.Pool, faultWaiting) == 1 })
 				_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
@@ -84,15 +85,15 @@ func TestCallWhoseSessionIsTerminatedAsksAgain(t *testing.T) {
 func TestDeadConnectionsOfAPoolAreOutlived(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
-		dead  int
+		dead  int32
 		fails bool
 	}{{9, false}, {15, true}} {
 		t.Run(fmt.Sprintf("dead=%d", test.dead), func(t *testing.T) {
 			t.Parallel()
 			f := setup(t)
-			pool := newFaultPool(t, pgtest.DSN(t), faultNoPing, func(config *pgxpool.Config) { config.MaxConns = int32(test.dead) })
+			pool := newFaultPool(t, pgtest.DSN(t), faultNoPing, func(config *pgxpool.Config) { config.MaxConns = test.dead })
 			store := f.NewStore(t, pool, lease, retention)
-			outageWarm(t, pool, test.dead, f.Statements().Begin)
+			outageWarm(t, pool, int(test.dead), f.Statements().Begin)
 			_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = $1`, pool.name)
 			require.NoError(t, err)
 			require.Zero(t, pool.sessions(t, f.Pool, "true"))
@@ -193,7 +194,7 @@ func (s *outageServer) restart(t *testing.T) {
 
 // A server that is stopped, restarted or killed loses nothing that was answered, and gives no attempt out again. While it is down,
 // every call fails; when it is up again, those on a pool full of dead connections fail or tell the truth.
-func TestServerThatGoesAwayLosesNothing(t *testing.T) {
+func TestServerThatGoesAwayLosesNothing(t *testing.T) { //nolint:tparallel // one server, and one ending after the other
 	t.Parallel()
 	s := newOutageServer(t)
 	var attempts []uint64

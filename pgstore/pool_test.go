@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -126,7 +125,7 @@ func TestEachStatementMayGoToAnotherSession(t *testing.T) {
 			db := &poolAlternating{conns: []*pgx.Conn{recordConn(t, mode), recordConn(t, mode), recordConn(t, mode)}}
 			store := f.NewStore(t, db, lease, retention)
 			for n := range 8 {
-				compatWhole(t, store, fmt.Sprint(n))
+				compatWhole(t, store, strconv.Itoa(n))
 			}
 			var locks int
 			require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY ($1)`,

@@ -31,7 +31,7 @@ type directedBegin struct {
 	err     error
 }
 
-func goBegin(ctx context.Context, store *pgstore.Store, k pgstore.Key, fingerprint string) *directedBegin {
+func goBegin(ctx context.Context, store *pgstore.Store, k pgstore.Key) *directedBegin {
 	b := &directedBegin{done: make(chan struct{})}
 	go func() {
 		defer close(b.done)
@@ -216,7 +216,7 @@ func TestBeginThatWaitedForAnotherSessionObeysWhatItLeft(t *testing.T) {
 			}
 			tx := directedTx(t, f.Pool)
 			held := c.holder(t, f.WithTx(tx))
-			begin := goBegin(t.Context(), f.Store, key, fingerprint)
+			begin := goBegin(t.Context(), f.Store, key)
 			begin.waitsFor(t, f.Pool, tx)
 			if c.rollback {
 				require.NoError(t, tx.Rollback(t.Context()))
@@ -262,7 +262,7 @@ func TestAttemptsOfAKeyNeverGoBackwards(t *testing.T) {
 	require.NoError(t, err)
 	slow := f.NewStore(t, f.Pool, lease, retention)
 	slow.SetClaims(func() int64 { return stalls })
-	begin := goBegin(t.Context(), slow, key, fingerprint) // draws 1
+	begin := goBegin(t.Context(), slow, key) // draws 1
 	begin.waitsFor(t, f.Pool, holder)
 	record, created, err := f.Begin(t.Context(), key, fingerprint)
 	require.NoError(t, err)
@@ -304,7 +304,7 @@ func TestBeginThatWaitedLongerThanItsLeaseGetsAFreshOne(t *testing.T) {
 	tx := directedTx(t, f.Pool)
 	_, _, err := f.WithTx(tx).Begin(t.Context(), key, fingerprint)
 	require.NoError(t, err)
-	begin := goBegin(t.Context(), f.NewStore(t, f.Pool, short, retention), key, fingerprint)
+	begin := goBegin(t.Context(), f.NewStore(t, f.Pool, short, retention), key)
 	begin.waitsFor(t, f.Pool, tx)
 	lapses := directedNow(t, f.Pool).Add(short)
 	require.Eventually(t, func() bool { return directedNow(t, f.Pool).After(lapses) }, directedWait, time.Millisecond)

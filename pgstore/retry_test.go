@@ -226,7 +226,8 @@ func TestSerializationFailuresAreRunAgain(t *testing.T) {
 				attempt := call.put(t, f, key)
 				holder := retryHold(t, f, call, attempt)
 				answered := make(chan faultAnswer, 1)
-				go func() { answered <- call.do(t.Context(), f.NewStore(t, pool, lease, retention), key, attempt) }()
+				store := f.NewStore(t, pool, lease, retention)
+				go func() { answered <- call.do(t.Context(), store, key, attempt) }()
 				faultEventually(t, "a call that waits", func() bool { return pool.sessions(t, f.Pool, faultWaiting) == 1 })
 				require.NoError(t, holder.Commit(t.Context()))
 				answer := <-answered
@@ -272,8 +273,9 @@ func TestDeadlockVictimIsRunAgain(t *testing.T) {
 	require.NoError(t, err)
 	pool := newFaultPool(t, pgtest.DSN(t), faultSetting("deadlock_timeout", "1ms"))
 	completed := make(chan error, 1)
+	store := f.NewStore(t, pool, lease, retention)
 	go func() {
-		completed <- f.NewStore(t, pool, lease, retention).Complete(t.Context(), key, fingerprint, attempt, recordResponse)
+		completed <- store.Complete(t.Context(), key, fingerprint, attempt, recordResponse)
 	}()
 	faultEventually(t, "Complete that waits at the gate", func() bool { return directedBlocks(t, f.Pool, gate) })
 	held := make(chan error, 1)
@@ -319,7 +321,7 @@ func TestTransactionsThatDeadlockAreTheirCallersToRunAgain(t *testing.T) {
 			_, created, err = begin(hasty, b)
 			require.NoError(t, err)
 			require.True(t, created)
-			second := goBegin(t.Context(), f.WithTx(patient), b, fingerprint)
+			second := goBegin(t.Context(), f.WithTx(patient), b)
 			second.waitsFor(t, f.Pool, hasty)
 
 			_, created, err = begin(hasty, a)
