@@ -23,9 +23,9 @@ type lostCut struct {
 	set  func(p *pgtest.Proxy, sql string) *pgtest.Fault
 }
 
-// lostCuts are all such places, for statements that are prepared: the way in which pgx works by default. The last ones are
-// at the start of a connection.
-func lostCuts() (cuts []lostCut) {
+// lostCuts are all such places, for statements that are prepared: the way in which pgx works by default. Those on a cold connection
+// do not depend on the call; two calls shall do.
+func lostCuts(call faultCall) (cuts []lostCut) {
 	before := func(name string, cold bool, match func(sql string) func(pgtest.FrontendMessage) bool) {
 		cuts = append(cuts, lostCut{"before " + name, cold, func(p *pgtest.Proxy, sql string) *pgtest.Fault {
 			return p.CutBeforeSend(match(sql))
@@ -52,6 +52,9 @@ func lostCuts() (cuts []lostCut) {
 	before("Sync", false, message("S"))
 	after("Execute", false, message("E"), '2', 'T', 'D', 'C')
 
+	if call.name != "begin" && call.name != "complete" {
+		return cuts
+	}
 	before("Parse", true, message("P"))
 	before("Describe of the statement", true, func(sql string) func(pgtest.FrontendMessage) bool {
 		return func(m pgtest.FrontendMessage) bool { return m.Type == 'D' && m.SQL == sql && m.Body[0] == 'S' }
@@ -88,7 +91,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 				proxy := pgtest.NewProxy(t, pgtest.DSN(t))
 				pool := newFaultPool(t, proxy.URL(), faultSingle)
 				store := f.NewStore(t, pool, lease, retention)
-				for _, cut := range lostCuts() {
+				for _, cut := range lostCuts(call) {
 					if cut.cold {
 						pool.Reset()
 					} else {
@@ -117,7 +120,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 				t.Parallel()
 				f := setup(t)
 				proxy := pgtest.NewProxy(t, pgtest.DSN(t))
-				for _, cut := range lostCuts() {
+				for _, cut := range lostCuts(call) {
 					conn, err := pgx.Connect(t.Context(), proxy.URL())
 					require.NoError(t, err)
 					store := f.NewStore(t, conn, lease, retention)
@@ -154,7 +157,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		t.Logf("cuts=%d", cuts.Load())
-		require.Greater(t, cuts.Load(), int64(150), "the cuts do not come about")
+		require.Greater(t, cuts.Load(), int64(150), "cuts do not come about")
 	})
 }
 
@@ -181,7 +184,7 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 	t.Parallel()
 	const (
 		seed   = 20
-		rounds = 25
+		rounds = 8
 		most   = 6 // fewer than the runs that a call makes
 	)
 	var cuts atomic.Int64
@@ -193,7 +196,7 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 			proxy := pgtest.NewProxy(t, pgtest.DSN(t))
 			pool := newFaultPool(t, proxy.URL(), faultSingle)
 			store := f.NewStore(t, pool, lease, retention)
-			places := lostCuts()
+			places := lostCuts(call)
 			for round := range rounds {
 				k := recordKey(fmt.Sprint("round ", round))
 				attempt := call.put(t, f, k)
@@ -219,7 +222,7 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		t.Logf("seed=%d cuts=%d", seed, cuts.Load())
-		require.Greater(t, cuts.Load(), int64(100), "the cuts do not come about")
+		require.Greater(t, cuts.Load(), int64(50), "cuts do not come about")
 	})
 }
 

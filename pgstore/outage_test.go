@@ -64,9 +64,12 @@ func TestCallWhoseSessionIsTerminatedAsksAgain(t *testing.T) {
 			go func() { answered <- call.do(t.Context(), store, key, attempt) }()
 			for range 3 {
 				faultEventually(t, "a call that waits", func() bool { return pool.sessions(t, f.Pool, faultWaiting) == 1 })
-				_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
-					WHERE application_name = $1 AND `+faultWaiting, pool.name)
+				var pid int
+				require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_activity WHERE application_name = $1 AND `+faultWaiting,
+					pool.name).Scan(&pid))
+				_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend($1)`, pid)
 				require.NoError(t, err)
+				faultEventually(t, "the session's end", func() bool { return pool.sessions(t, f.Pool, `pid = `+strconv.Itoa(pid)) == 0 })
 			}
 			faultEventually(t, "a call that waits", func() bool { return pool.sessions(t, f.Pool, faultWaiting) == 1 })
 			require.NoError(t, holder.Rollback(t.Context()))
@@ -94,9 +97,9 @@ func TestDeadConnectionsOfAPoolAreOutlived(t *testing.T) {
 			pool := newFaultPool(t, pgtest.DSN(t), faultNoPing, func(config *pgxpool.Config) { config.MaxConns = test.dead })
 			store := f.NewStore(t, pool, lease, retention)
 			outageWarm(t, pool, int(test.dead), f.Statements().Begin)
-			_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = $1`, pool.name)
+			_, err := f.Pool.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, pool.name)
 			require.NoError(t, err)
-			require.Zero(t, pool.sessions(t, f.Pool, "true"))
+			faultEventually(t, "the sessions' end", func() bool { return pool.sessions(t, f.Pool, "true") == 0 })
 			record, created, err := store.Begin(t.Context(), key, fingerprint)
 			if test.fails {
 				faultIsNoSentinel(t, err)

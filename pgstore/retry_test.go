@@ -180,6 +180,9 @@ func TestFailureAtCommitIsNoSuccess(t *testing.T) {
 				call.isTrue(t, f, key, attempt, answer)
 				require.True(t, call.done(t, f, key, attempt))
 			})
+			if mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeSimpleProtocol {
+				continue
+			}
 			t.Run(mode.String()+" "+call.name+", run again", func(t *testing.T) {
 				t.Parallel()
 				f := setup(t)
