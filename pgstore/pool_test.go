@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -131,6 +132,92 @@ func TestEachStatementMayGoToAnotherSession(t *testing.T) {
 			require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = ANY ($1)`,
 				[]int64{int64(db.conns[0].PgConn().PID()), int64(db.conns[1].PgConn().PID()), int64(db.conns[2].PgConn().PID())}).Scan(&locks))
 			require.Zero(t, locks)
+		})
+	}
+}
+
+// Every connection of a pool has prepared every statement when a later migration adds a column. None of them minds.
+func TestEveryPooledConnectionSurvivesANewColumn(t *testing.T) {
+	t.Parallel()
+	const size = 4
+	f := setup(t)
+	pool := newFaultPool(t, pgtest.DSN(t), func(config *pgxpool.Config) { config.MaxConns = size })
+	conns := make([]*pgxpool.Conn, size)
+	for i := range conns {
+		var err error
+		conns[i], err = pool.Acquire(t.Context())
+		require.NoError(t, err)
+	}
+	every := func(round string) {
+		t.Helper()
+		for i, conn := range conns {
+			store := f.NewStore(t, conn, lease, retention)
+			for _, call := range faultCalls() {
+				k := recordKey(fmt.Sprint(round, i, call.name))
+				attempt := call.put(t, f, k)
+				answer := call.do(t.Context(), store, k, attempt)
+				require.NoError(t, answer.err, call.name)
+				call.isTrue(t, f, k, attempt, answer)
+			}
+		}
+	}
+	for n := range 3 {
+		every(fmt.Sprint("before ", n))
+	}
+	recordExec(t, f, `ALTER TABLE %s ADD COLUMN added text, ADD COLUMN counted int NOT NULL DEFAULT 7`)
+	every("after")
+	require.Empty(t, pool.codes, "no error, and none that was run again")
+	for _, conn := range conns {
+		conn.Release()
+	}
+}
+
+// The store leaves a session as it was: no setting, prepared statement (in the modes that name none), cursor, channel, temporary
+// table or lock stays behind, and no advisory lock is taken in the middle of a call either.
+func TestCallsLeaveTheSessionAsItWas(t *testing.T) {
+	t.Parallel()
+	for _, mode := range recordModes {
+		if mode == pgx.QueryExecModeCacheStatement {
+			continue // pgx names its statements
+		}
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			f := setup(t)
+			conn := recordConn(t, mode)
+			pid := int64(conn.PgConn().PID())
+			session := func() (state string) {
+				require.NoError(t, conn.QueryRow(t.Context(), `SELECT json_build_object(
+					'settings', (SELECT json_agg((name, setting) ORDER BY name) FROM pg_settings),
+					'statements', (SELECT count(*) FROM pg_prepared_statements),
+					'cursors', (SELECT count(*) FROM pg_cursors WHERE NOT name = ''),
+					'channels', (SELECT count(*) FROM pg_listening_channels()),
+					'temporary', pg_my_temp_schema()::text)::text`, pgx.QueryExecModeSimpleProtocol).Scan(&state))
+				return state
+			}
+			locks := func() (kinds []string) {
+				require.NoError(t, f.Pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(DISTINCT locktype), '{}')
+					FROM pg_locks WHERE pid = $1`, pid).Scan(&kinds))
+				return kinds
+			}
+			before := session()
+			store := f.NewStore(t, conn, lease, retention)
+			for _, call := range faultCalls() {
+				k := recordKey(call.name)
+				require.NoError(t, call.do(t.Context(), store, k, call.put(t, f, k)).err)
+			}
+			holder := directedTx(t, f.Pool)
+			_, _, err := f.WithTx(holder).Begin(t.Context(), key, fingerprint)
+			require.NoError(t, err)
+			begin := goBegin(t.Context(), store, key)
+			begin.waitsFor(t, f.Pool, holder)
+			require.NotContains(t, locks(), "advisory")
+			require.Contains(t, locks(), "transactionid")
+			require.NoError(t, holder.Rollback(t.Context()))
+			_, created, err := begin.result(t)
+			require.NoError(t, err)
+			require.True(t, created)
+			require.Equal(t, before, session())
+			require.Empty(t, locks())
 		})
 	}
 }

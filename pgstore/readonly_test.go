@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -59,4 +60,32 @@ func TestReadOnlyServerIsAnErrorThatSaysSo(t *testing.T) {
 	require.True(t, live)
 	require.Equal(t, "response", got.Response)
 	require.NoError(t, f.Complete(t.Context(), key, fingerprint, held.Attempt, "response"), "nothing was lost")
+}
+
+// The same in a read-only transaction of a caller's, which a write aborts as any other failure does.
+func TestReadOnlyTransactionIsAnErrorThatSaysSo(t *testing.T) {
+	t.Parallel()
+	for _, call := range faultCalls() {
+		t.Run(call.name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t)
+			attempt := call.put(t, f, key)
+			before := recordRow(t, f, key)
+			tx, err := f.Pool.BeginTx(t.Context(), pgx.TxOptions{AccessMode: pgx.ReadOnly})
+			require.NoError(t, err)
+			defer tx.Rollback(t.Context()) //nolint:errcheck // nothing was written
+			answer := call.do(t.Context(), f.WithTx(tx), key, attempt)
+			if call.name == "get" {
+				require.NoError(t, answer.err)
+				call.isTrue(t, f, key, attempt, answer)
+				require.Equal(t, byte('T'), tx.Conn().PgConn().TxStatus())
+				return
+			}
+			require.Equal(t, "25006", faultCode(t, answer.err))
+			require.ErrorContains(t, answer.err, "the database is read-only on this connection")
+			call.isTrue(t, f, key, attempt, answer)
+			require.Equal(t, byte('E'), tx.Conn().PgConn().TxStatus())
+			require.Equal(t, before, recordRow(t, f, key))
+		})
+	}
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -56,26 +55,49 @@ func rolesStore(t *testing.T, f *fixture, without string) *pgstore.Store {
 	return f.NewStore(t, conn, lease, retention)
 }
 
-// rolesCalls makes every call once, with its name.
-func rolesCalls(t *testing.T, f *fixture, store *pgstore.Store) map[string]error {
+// rolesCalls makes every call, in each situation in which it sends something else, and returns the answers by call and
+// situation.
+func rolesCalls(t *testing.T, f *fixture, store *pgstore.Store) map[string]faultAnswer {
 	t.Helper()
-	errs := map[string]error{}
-	attempt := func(value string) (pgstore.Key, uint64) {
-		k := pgstore.Key{Tenant: "t", Operation: "o", Value: value + rand.Text()}
-		record, _, err := f.Begin(t.Context(), k, fingerprint)
-		require.NoError(t, err)
-		return k, record.Attempt
+	answers := map[string]faultAnswer{}
+	for _, call := range faultCalls() {
+		k := recordKey(call.name)
+		answers[call.name] = call.do(t.Context(), store, k, call.put(t, f, k))
 	}
-	_, _, errs["begin"] = store.Begin(t.Context(), pgstore.Key{Tenant: "t", Operation: "o", Value: rand.Text()}, fingerprint)
-	k, a := attempt("complete")
-	errs["complete"] = store.Complete(t.Context(), k, fingerprint, a, "")
-	k, a = attempt("fail")
-	errs["fail"] = store.Fail(t.Context(), k, fingerprint, a, true)
-	k, a = attempt("extend")
-	_, errs["extend"] = store.Extend(t.Context(), k, fingerprint, a)
-	_, _, errs["get"] = store.Get(t.Context(), k)
-	_, errs["sweep"] = store.Sweep(t.Context(), 1)
-	return errs
+	begin := func(situation string, put func(k pgstore.Key)) {
+		t.Helper()
+		k := recordKey(situation)
+		put(k)
+		answers["begin "+situation] = faultCalls()[0].do(t.Context(), store, k, 0)
+	}
+	begin("finished", func(k pgstore.Key) { recordPut(t, f, k, pgstore.StateDone) })
+	begin("running", func(k pgstore.Key) { recordPut(t, f, k, pgstore.StateInProgress) })
+	begin("lapsed", func(k pgstore.Key) {
+		recordPut(t, f, k, pgstore.StateInProgress)
+		recordAge(t, f, k, lease)
+	})
+	attempt := recordPut(t, f, recordKey("stale"), pgstore.StateInProgress)
+	answers["complete stale"] = faultAnswer{err: store.Complete(t.Context(), recordKey("stale"), fingerprint, attempt+1, "")}
+	faultDue(t, f, recordKey("due"))
+	sweepPoison(t, f, "OLD.key = 'due'")
+	answers["sweep around a refusal"] = faultCalls()[6].do(t.Context(), store, key, 0)
+	return answers
+}
+
+// rolesExpected are the errors that calls of rolesCalls return when nothing is missing.
+func rolesExpected(t *testing.T, situation string, answer faultAnswer) {
+	t.Helper()
+	switch situation {
+	case "begin running":
+		require.ErrorIs(t, answer.err, pgstore.ErrInProgress)
+	case "complete stale":
+		require.ErrorIs(t, answer.err, pgstore.ErrStaleAttempt)
+	case "sweep around a refusal":
+		require.Equal(t, "P0001", faultCode(t, answer.err))
+		require.ErrorContains(t, answer.err, `"due" stays`)
+	default:
+		require.NoError(t, answer.err, situation)
+	}
 }
 
 // A role that may neither create nor own anything does all but migrate, and each grant that is missing is an error that names
@@ -85,32 +107,38 @@ func TestServiceNeedsNoMoreThanTheDocumentedGrants(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
-		for call, err := range rolesCalls(t, f, rolesStore(t, f, "")) {
-			require.NoError(t, err, call)
+		for situation, answer := range rolesCalls(t, f, rolesStore(t, f, "")) {
+			rolesExpected(t, situation, answer)
 		}
 	})
-	needs := map[string][]string{ // who fails without it
-		rolesGrants[0]: {"begin", "complete", "fail", "extend", "get", "sweep"},
-		rolesGrants[1]: {"begin"},
-		rolesGrants[2]: {"begin", "complete", "fail", "extend", "get", "sweep"},
-		rolesGrants[3]: {"begin"},
-		rolesGrants[4]: {"begin", "complete", "fail", "extend", "sweep"},
-		rolesGrants[5]: {"sweep"},
-	}
-	for _, grant := range rolesGrants {
+	for grant, needs := range map[string]struct { // who needs it, and what the error names
+		calls  []string
+		object string
+	}{
+		rolesGrants[0]: {[]string{"begin", "complete", "release", "fail", "extend", "get", "sweep"}, "schema"},
+		// Only where an attempt is drawn: a repeat of a finished or running key draws none.
+		rolesGrants[1]: {[]string{"begin"}, "sequence idempotency_keys_attempt_seq"},
+		rolesGrants[2]: {[]string{"begin", "complete", "release", "fail", "extend", "get", "sweep"}, "table idempotency_keys"},
+		rolesGrants[3]: {[]string{"begin"}, "table idempotency_keys"},
+		rolesGrants[4]: {[]string{"begin", "complete", "release", "fail", "extend", "sweep"}, "table idempotency_keys"},
+		rolesGrants[5]: {[]string{"sweep"}, "table idempotency_keys"},
+	} {
 		t.Run("without "+grant, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t)
-			for call, err := range rolesCalls(t, f, rolesStore(t, f, grant)) {
-				if !slices.Contains(needs[grant], call) {
-					require.NoError(t, err, call)
+			for situation, answer := range rolesCalls(t, f, rolesStore(t, f, grant)) {
+				call, _, _ := strings.Cut(situation, " ")
+				drawsNone := situation == "begin finished" || situation == "begin running"
+				if !slices.Contains(needs.calls, call) || grant == rolesGrants[1] && drawsNone {
+					rolesExpected(t, situation, answer)
 					continue
 				}
-				var pgErr *pgconn.PgError
-				require.ErrorAs(t, err, &pgErr, call)
-				require.Equal(t, "42501", pgErr.Code, call)
-				require.Contains(t, err.Error(), "permission denied for ", call)
-				require.NotErrorIs(t, err, pgstore.ErrNotMigrated, call)
+				faultIsNoSentinel(t, answer.err)
+				require.Equal(t, "42501", faultCode(t, answer.err), situation)
+				require.ErrorContains(t, answer.err, "permission denied for "+needs.object, situation)
+				require.NotContains(t, answer.err.Error(), "gave up", situation)
+				require.False(t, answer.is, situation)
+				require.Zero(t, answer.record, situation)
 			}
 		})
 	}
