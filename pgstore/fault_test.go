@@ -68,7 +68,9 @@ func newFaultPool(t *testing.T, address string, configure ...func(*pgxpool.Confi
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		p.Close() // which waits for connections in use
-		require.Zero(t, p.Stat().AcquiredConns())
+		if n := p.Stat().AcquiredConns(); n != 0 {
+			t.Errorf("%d connections are still in use", n)
+		}
 	})
 	return p
 }

@@ -91,6 +91,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 				proxy := pgtest.NewProxy(t, pgtest.DSN(t))
 				pool := newFaultPool(t, proxy.URL(), faultSingle)
 				store := f.NewStore(t, pool, lease, retention)
+				came := 0
 				for _, cut := range lostCuts(call) {
 					if cut.cold {
 						pool.Reset()
@@ -104,12 +105,14 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 					if !lostStruck(t, fault) {
 						continue // a server that asks for no password
 					}
-					cuts.Add(1)
+					came++
 					require.NoError(t, answer.err, cut.name)
 					call.isTrue(t, f, k, attempt, answer)
 					require.True(t, call.done == nil || call.done(t, f, k, attempt), cut.name)
 					require.ErrorIs(t, call.do(t.Context(), store, k, attempt).err, call.again, cut.name)
 				}
+				require.GreaterOrEqual(t, came, lostFewest)
+				cuts.Add(int64(came))
 			})
 		}
 	})
@@ -120,6 +123,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 				t.Parallel()
 				f := setup(t)
 				proxy := pgtest.NewProxy(t, pgtest.DSN(t))
+				came := 0
 				for _, cut := range lostCuts(call) {
 					conn, err := pgx.Connect(t.Context(), proxy.URL())
 					require.NoError(t, err)
@@ -135,7 +139,7 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 						require.NoError(t, conn.Close(t.Context()))
 						continue
 					}
-					cuts.Add(1)
+					came++
 					faultIsNoSentinel(t, answer.err)
 					call.isTrue(t, f, k, attempt, answer)
 					require.True(t, conn.IsClosed())
@@ -152,14 +156,16 @@ func TestCutsLeaveNoFalseAnswer(t *testing.T) {
 						call.isTrue(t, f, k, attempt, truth)
 					}
 				}
+				require.GreaterOrEqual(t, came, lostFewest)
+				cuts.Add(int64(came))
 			})
 		}
 	})
-	t.Cleanup(func() {
-		t.Logf("cuts=%d", cuts.Load())
-		require.Greater(t, cuts.Load(), int64(150), "cuts do not come about")
-	})
+	t.Cleanup(func() { t.Logf("cuts=%d", cuts.Load()) })
 }
+
+// lostFewest is how many cuts of a call must come about for a test of cuts to mean something.
+const lostFewest = 8
 
 // lostWarm has the store's only connection prepare the call's statement.
 func lostWarm(t *testing.T, f *fixture, store *pgstore.Store, call faultCall) {
@@ -196,7 +202,7 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 			proxy := pgtest.NewProxy(t, pgtest.DSN(t))
 			pool := newFaultPool(t, proxy.URL(), faultSingle)
 			store := f.NewStore(t, pool, lease, retention)
-			places := lostCuts(call)
+			places, came := lostCuts(call), 0
 			for round := range rounds {
 				k := recordKey(fmt.Sprint("round ", round))
 				attempt := call.put(t, f, k)
@@ -211,19 +217,18 @@ func TestSeveralCutsInOneCallLeaveNoFalseAnswer(t *testing.T) {
 				require.NoError(t, answer.err, names)
 				for _, fault := range faults {
 					if lostStruck(t, fault) {
-						cuts.Add(1)
+						came++
 					}
 				}
 				call.isTrue(t, f, k, attempt, answer)
 				require.True(t, call.done == nil || call.done(t, f, k, attempt), names)
 				require.ErrorIs(t, call.do(t.Context(), store, k, attempt).err, call.again, names)
 			}
+			require.GreaterOrEqual(t, came, lostFewest)
+			cuts.Add(int64(came))
 		})
 	}
-	t.Cleanup(func() {
-		t.Logf("seed=%d cuts=%d", seed, cuts.Load())
-		require.Greater(t, cuts.Load(), int64(50), "cuts do not come about")
-	})
+	t.Cleanup(func() { t.Logf("seed=%d cuts=%d", seed, cuts.Load()) })
 }
 
 // The server has committed, and the client sees nothing of the answer or only a part: Begin finds its own record, and uses
