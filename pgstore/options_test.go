@@ -139,7 +139,11 @@ func TestStoreWithoutItsTransactionFailsEveryCall(t *testing.T) {
 			require.False(t, created)
 		})
 	}
-	t.Cleanup(func() { require.Zero(t, db.sent, "the store around the transaction was used instead") })
+	t.Cleanup(func() { // a require here would end the binary before it could say which test failed
+		if db.sent != 0 {
+			t.Errorf("the store around the transaction was used instead, %d times", db.sent)
+		}
+	})
 }
 
 // A store is made before anything is there: on a pool that has never connected, and for a table that is still to come.

@@ -26,10 +26,10 @@ func txBegin(t *testing.T, f *fixture, level pgx.TxIsoLevel) pgx.Tx {
 	return tx
 }
 
-// txID returns the transaction's number.
-func txID(t *testing.T, tx pgx.Tx) (id string) {
+// txID returns the number of the transaction that is open on conn.
+func txID(t *testing.T, conn *pgx.Conn) (id string) {
 	t.Helper()
-	require.NoError(t, tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&id))
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&id))
 	return id
 }
 
@@ -59,7 +59,7 @@ func TestCallsInATransactionAreTheCallersToCommit(t *testing.T) {
 				f := setup(t)
 				own := txOwn(t, f)
 				tx := txBegin(t, f, level)
-				id := txID(t, tx)
+				id := txID(t, tx.Conn())
 				inTx := f.WithTx(tx)
 
 				record, created, err := inTx.Begin(t.Context(), key, fingerprint)
@@ -83,7 +83,7 @@ func TestCallsInATransactionAreTheCallersToCommit(t *testing.T) {
 				require.NoError(t, err)
 				require.False(t, created)
 				require.Equal(t, "done", replayed.Response)
-				require.Equal(t, id, txID(t, tx), "no call commits, rolls back or begins")
+				require.Equal(t, id, txID(t, tx.Conn()), "no call commits, rolls back or begins")
 
 				_, live, err := f.Get(t.Context(), key)
 				require.NoError(t, err)
@@ -220,7 +220,7 @@ func TestOldSnapshotGetsASerializationFailureNotAGuess(t *testing.T) {
 			t.Parallel()
 			f := setup(t)
 			tx := txBegin(t, f, level)
-			txID(t, tx) // takes the snapshot
+			txID(t, tx.Conn()) // takes the snapshot
 			_, _, err := f.Begin(t.Context(), key, fingerprint)
 			require.NoError(t, err)
 
@@ -350,13 +350,6 @@ func txEverywhere(t *testing.T, test func(t *testing.T, f *fixture, store *pgsto
 	}
 }
 
-// txNumber is txID for a transaction of which only the connection is known.
-func txNumber(t *testing.T, conn *pgx.Conn) (id string) {
-	t.Helper()
-	require.NoError(t, conn.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&id))
-	return id
-}
-
 // txEvery makes every call that succeeds, and every sentinel that comes without an error of the server.
 func txEvery(t *testing.T, store *pgstore.Store) {
 	t.Helper()
@@ -410,10 +403,10 @@ func TestCallsInATransactionNeitherEndNorAbortIt(t *testing.T) {
 	t.Parallel()
 	txEverywhere(t, func(t *testing.T, f *fixture, store *pgstore.Store, conn *pgx.Conn) {
 		t.Helper()
-		before := txNumber(t, conn)
+		before := txID(t, conn)
 		txEvery(t, store)
 		require.Equal(t, byte('T'), conn.PgConn().TxStatus())
-		require.Equal(t, before, txNumber(t, conn))
+		require.Equal(t, before, txID(t, conn))
 		_, live, err := f.Get(t.Context(), key)
 		require.NoError(t, err)
 		require.False(t, live, "others see what has not been committed")
@@ -456,7 +449,7 @@ func TestLapsedLeaseIsTakenOverInsideAnOldTransaction(t *testing.T) {
 			f := setup(t)
 			brief := f.NewStore(t, f.Pool, 50*time.Millisecond, retention)
 			store, conn := open(t, f, pgx.ReadCommitted)
-			before := txNumber(t, conn)
+			before := txID(t, conn)
 			lost, created, err := brief.Begin(t.Context(), key, fingerprint)
 			require.NoError(t, err)
 			require.True(t, created)
@@ -468,7 +461,7 @@ func TestLapsedLeaseIsTakenOverInsideAnOldTransaction(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, created)
 			require.Equal(t, lost.Attempt, record.Abandoned)
-			require.Equal(t, before, txNumber(t, conn))
+			require.Equal(t, before, txID(t, conn))
 			require.NoError(t, store.Complete(t.Context(), key, fingerprint, record.Attempt, recordResponse))
 			_, err = conn.Exec(t.Context(), "COMMIT")
 			require.NoError(t, err)
@@ -487,7 +480,7 @@ func TestSerializationFailureReachesTheCaller(t *testing.T) {
 				t.Parallel()
 				f := setup(t)
 				tx := txBegin(t, f, level)
-				_ = txID(t, tx) // the snapshot
+				_ = txID(t, tx.Conn()) // the snapshot
 				recordPut(t, f, key, state)
 				_, created, err := f.WithTx(tx).Begin(t.Context(), key, fingerprint)
 				require.False(t, created)

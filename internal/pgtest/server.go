@@ -3,6 +3,7 @@ package pgtest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/url"
@@ -149,23 +150,14 @@ func (o *serverOptions) withoutStatistics() *serverOptions {
 	if o.settings[preload] != statistics {
 		return nil
 	}
-	without := &serverOptions{settings: map[string]string{}, own: o.own}
-	for name, value := range o.settings {
-		if name != preload {
-			without.settings[name] = value
-		}
-	}
+	without := &serverOptions{settings: maps.Clone(o.settings), own: o.own}
+	delete(without.settings, preload)
 	return without
 }
 
 // names returns the settings' names in order.
 func (o *serverOptions) names() []string {
-	names := make([]string, 0, len(o.settings))
-	for name := range o.settings {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(o.settings))
 }
 
 // address returns the URL of a database on a port of this machine.
