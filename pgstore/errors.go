@@ -23,7 +23,8 @@ var (
 	ErrLeaseExpired = errors.New("idempotency: lease expired before completion")
 
 	// ErrStaleAttempt is returned by Complete, Fail and Extend when the attempt no longer owns the key: another one took
-	// over, or it has already ended in another way than the call asks for. Nothing was recorded.
+	// over, or it has already ended in another way than the call asks for. This call recorded nothing; a release whose answer
+	// got lost may have been recorded before, and been followed by another attempt.
 	ErrStaleAttempt = errors.New("idempotency: attempt no longer owns the key")
 
 	// ErrKeyEmpty is returned by every call whose key has an empty component.

@@ -17,8 +17,8 @@ import (
 
 // A statement is run at most maxTries times, with a pause before each further run that is drawn between nothing and a
 // bound which doubles from minPause to maxPause: under half a second on average in all. Ten runs lose a race in which each
-// has even odds once in a thousand times, and outlive the dead connections that a server's restart leaves in a pool;
-// longer outages belong to the caller, who knows what waiting is worth.
+// has even odds once in a thousand times, and outlive up to nine dead connections that a server's restart left in a pool;
+// more of them, and longer outages, belong to the caller, who knows what waiting is worth.
 const (
 	maxTries = 10
 	minPause = 2 * time.Millisecond

@@ -14,5 +14,6 @@
 //   - Instants leave the database as microseconds since 1970 in a bigint, durations as microseconds. Neither DateStyle,
 //     TimeZone nor IntervalStyle of a session can change what they say, and no nanosecond is rounded on the way.
 //   - An ON CONFLICT clause holds columns, EXCLUDED and constants only.
-//   - One condition stands on one line. The mutation test removes them line by line and expects a test to fail for each.
+//   - One condition stands on one line. The mutation test finds them in the text, changes them one at a time, and expects a
+//     test to fail for each.
 package sqlgen
