@@ -19,13 +19,32 @@ var (
 	ErrInProgress = errors.New("idempotency: request already in progress")
 
 	// ErrLeaseExpired is returned by Complete, Fail and Extend when the key has no live record: the lease lapsed and nobody
-	// has begun again, or the outcome has been forgotten. Nothing was recorded.
+	// has begun again, or the outcome has been forgotten. Nothing was recorded. It is also the cause with which Do cancels its
+	// function's context when the lease could not be extended in time, and what Resolve returns for a record that is forgotten.
 	ErrLeaseExpired = errors.New("idempotency: lease expired before completion")
 
 	// ErrStaleAttempt is returned by Complete, Fail and Extend when the attempt no longer owns the key: another one took
-	// over, or it has already ended in another way than the call asks for. This call recorded nothing; a release whose answer
+	// over, or it has already ended in another way than the call asks for. It is also the cause with which Do cancels its
+	// function's context. This call recorded nothing; a release whose answer
 	// got lost may have been recorded before, and been followed by another attempt.
 	ErrStaleAttempt = errors.New("idempotency: attempt no longer owns the key")
+
+	// ErrAbandoned is returned by Begin, Do and DoTx of a store made with [WithoutTakeover] when the lease of the key's attempt
+	// has lapsed: nobody knows whether its effect happened. [Store.Get] shows the record, [Store.Resolve] ends it.
+	ErrAbandoned = errors.New("idempotency: attempt was abandoned and awaits resolution")
+
+	// ErrFailed is returned by Do and DoTx when the operation has failed for good: to the caller whose function returned
+	// [Permanent], once that is recorded, and to everyone who repeats the key until the retention is over.
+	ErrFailed = errors.New("idempotency: operation failed for good")
+
+	// ErrNotRecorded is returned by Do and DoTx, together with the reason, when the function has ended but its ending could not be
+	// recorded. Of Do: if the function returned a response, its effect has happened, Outcome.Response is that response, and the
+	// next attempt will not know of it unless it reconciles.
+	ErrNotRecorded = errors.New("idempotency: the ending was not recorded")
+
+	// ErrOutcomeUnknown is returned by DoTx, together with the reason, when the answer to COMMIT got lost and the truth could not be
+	// read afterwards: either everything has happened or nothing has. Call again: the next call tells.
+	ErrOutcomeUnknown = errors.New("idempotency: it is unknown whether the transaction committed")
 
 	// ErrKeyEmpty is returned by every call whose key has an empty component.
 	ErrKeyEmpty = errors.New("idempotency: empty key component")
@@ -71,18 +90,19 @@ const unknownLeaseRetryAfter = 100 * time.Millisecond
 
 // SQLSTATE codes that mean something to the store. Names as in PostgreSQL's appendix of error codes.
 const (
-	codeConnectionException  = "08" // the class
-	codeReadOnlyTransaction  = "25006"
-	codeInvalidSchemaName    = "3F000"
-	codeSerializationFailure = "40001"
-	codeDeadlockDetected     = "40P01"
-	codeUndefinedTable       = "42P01"
-	codeUndefinedColumn      = "42703"
-	codeLockNotAvailable     = "55P03"
-	codeAdminShutdown        = "57P01"
-	codeCrashShutdown        = "57P02"
-	codeCannotConnectNow     = "57P03"
-	codeIdleSessionTimeout   = "57P05"
+	codeConnectionException        = "08" // the class
+	codeReadOnlyTransaction        = "25006"
+	codeInvalidSchemaName          = "3F000"
+	codeSerializationFailure       = "40001"
+	codeDeadlockDetected           = "40P01"
+	codeStatementCompletionUnknown = "40003"
+	codeUndefinedTable             = "42P01"
+	codeUndefinedColumn            = "42703"
+	codeLockNotAvailable           = "55P03"
+	codeAdminShutdown              = "57P01"
+	codeCrashShutdown              = "57P02"
+	codeCannotConnectNow           = "57P03"
+	codeIdleSessionTimeout         = "57P05"
 )
 
 // interpret translates an error of the driver into what the store's callers know. Every error of pgx passes here once.

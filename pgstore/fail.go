@@ -17,16 +17,19 @@ func (s *Store) Fail(ctx context.Context, k Key, fingerprint string, attempt uin
 	if retryable {
 		state = StateRetryable
 	}
-	err := s.apply(ctx, transition{
-		key: k, fingerprint: fingerprint, attempt: attempt, wanted: state,
+	if err := s.fail(ctx, k, fingerprint, attempt, state); err != nil {
+		return wrap("fail", k, err)
+	}
+	return nil
+}
+
+func (s *Store) fail(ctx context.Context, k Key, fingerprint string, attempt uint64, state State) error {
+	return s.apply(ctx, transition{
+		key: k, fingerprint: fingerprint, attempt: attempt, wanted: state, late: s.lateCompletion,
 		update: func(ctx context.Context) (bool, error) {
 			n, err := s.exec(ctx, s.sql.Fail, s.arguments(k.Tenant, k.Operation, k.Value, []byte(fingerprint),
 				fencingToken(attempt), string(state), s.retention))
 			return n > 0, err
 		},
 	})
-	if err != nil {
-		return wrap("fail", k, err)
-	}
-	return nil
 }

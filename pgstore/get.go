@@ -2,7 +2,8 @@ package pgstore
 
 import "context"
 
-// Get returns the live record of the key, and whether there is one. It takes no lock and changes nothing; what it returns
+// Get returns the live record of the key, and whether there is one. Of a store made with [WithoutTakeover] it also returns a
+// parked one: StateInProgress with Remaining 0, its attempt the one to resolve. It takes no lock and changes nothing; what it returns
 // may be outdated at once, so decide nothing by it that Begin should decide.
 func (s *Store) Get(ctx context.Context, k Key) (Record, bool, error) {
 	if err := k.validate(); err != nil {
@@ -24,5 +25,7 @@ func (s *Store) Get(ctx context.Context, k Key) (Record, bool, error) {
 	if !live {
 		return Record{}, false, nil
 	}
-	return r.record(), true, nil
+	record := r.record()
+	record.Remaining = max(record.Remaining, 0)
+	return record, true, nil
 }

@@ -41,6 +41,22 @@ func WithMaxResponse(n int) Option {
 	return func(s *Store) { s.maxResponse = n }
 }
 
+// WithoutTakeover parks an attempt whose lease lapsed, instead of letting the next Begin take its key over: for operations
+// that a person, or a program that asks the other system, must look at before they run again. Begin returns ErrAbandoned
+// (ErrConflict first, for another fingerprint) until [Store.Resolve] says what became of the attempt, or until the record is
+// forgotten, a retention after its lease lapsed, as any outcome is. [Store.Get] shows the parked record, with Remaining 0. All
+// stores that share a table for such operations need the option: one without it takes over. By default the next Begin takes over.
+func WithoutTakeover() Option {
+	return func(s *Store) { s.noTakeover = true }
+}
+
+// WithLateCompletion accepts the Complete or Fail of an attempt whose lease has lapsed, as long as no other attempt has begun
+// and the record is not forgotten. It saves the outcome of work that was slow and unrivalled; whether work is refused for being
+// late then depends on whether somebody has asked meanwhile. By default a lapsed lease refuses both, with ErrLeaseExpired.
+func WithLateCompletion() Option {
+	return func(s *Store) { s.lateCompletion = true }
+}
+
 // WithClock replaces the database's clock by now, cut to microseconds, for tests that move time instead of sleeping.
 // Never use it in a service: processes whose clocks differ would no longer agree on which lease has lapsed. Defaults to
 // the database's clock.

@@ -43,7 +43,7 @@ func (s *Store) retry(ctx context.Context, try func(ctx context.Context) error) 
 		if run == maxTries {
 			return fmt.Errorf("gave up after %d runs: %w", maxTries, err)
 		}
-		if !pause(ctx, rand.N(bound)) { //nolint:gosec // jitter needs no secret
+		if !pause(ctx, jittered(bound)) {
 			if errors.Is(err, ctx.Err()) {
 				return err // it is what ended the run
 			}
@@ -63,21 +63,26 @@ func (s *Store) worthRunningAgain(err error) bool {
 	if !s.autocommit() {
 		return false
 	}
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
-		switch pgErr.Code {
-		case codeSerializationFailure, codeDeadlockDetected,
-			codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeIdleSessionTimeout:
-			return true
-		}
-		return strings.HasPrefix(pgErr.Code, codeConnectionException)
-	}
-	return connectionLost(err)
+	return serializationFault(err) || connectionLost(err)
+}
+
+// serializationFault reports whether the server gave way to another transaction: what it was doing is certainly undone.
+func serializationFault(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (pgErr.Code == codeSerializationFailure || pgErr.Code == codeDeadlockDetected)
 }
 
 // connectionLost reports whether err says that the network or the server's process went away, before or after the
 // statement was sent. In the simple protocol pgx says of a connection that broke in the middle only that it is closed. A
 // connection that is in use by another goroutine ("conn busy") is a caller's bug and not among them.
 func connectionLost(err error) bool {
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch pgErr.Code {
+		case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeIdleSessionTimeout:
+			return true
+		}
+		return strings.HasPrefix(pgErr.Code, codeConnectionException)
+	}
 	if _, ok := errors.AsType[net.Error](err); ok {
 		return true
 	}
@@ -100,6 +105,11 @@ func (s *Store) autocommit() bool {
 		return true
 	}
 	return !conn.IsClosed() && conn.PgConn().TxStatus() == 'I' // not 'I' where the caller has run BEGIN by hand
+}
+
+// jittered draws a pause between nothing and the bound, so that those who met once do not meet again.
+func jittered(bound time.Duration) time.Duration {
+	return rand.N(bound) //nolint:gosec // jitter needs no secret
 }
 
 // pause waits for d, or until ctx is done; then it returns false.

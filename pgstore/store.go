@@ -57,9 +57,12 @@ type Store struct {
 	lease       time.Duration
 	retention   time.Duration
 	maxResponse int
-	now         func() time.Time // only with clockGiven
-	clockGiven  bool
-	newClaim    func() int64
+
+	noTakeover     bool
+	lateCompletion bool
+	now            func() time.Time // only with clockGiven
+	clockGiven     bool
+	newClaim       func() int64
 }
 
 // New returns a store on db. An attempt holds its key for lease unless it extends; an outcome can be replayed for
@@ -97,7 +100,9 @@ func New(db DB, lease, retention time.Duration, opts ...Option) (*Store, error) 
 	}
 	s.lease = lease.Truncate(time.Microsecond)
 	s.retention = retention.Truncate(time.Microsecond)
-	s.sql = sqlgen.Render(sqlgen.Config{Schema: s.schema, Clock: s.clockGiven})
+	s.sql = sqlgen.Render(sqlgen.Config{
+		Schema: s.schema, Clock: s.clockGiven, NoTakeover: s.noTakeover, LateCompletion: s.lateCompletion,
+	})
 	return s, nil
 }
 

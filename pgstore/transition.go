@@ -7,13 +7,14 @@ import (
 	"math"
 )
 
-// transition is one call of Complete, Fail or Extend: a conditional update of the record that an attempt holds.
+// transition is one call of Complete, Fail, Extend or Resolve: a conditional update of the record that an attempt holds.
 type transition struct {
 	key         Key
-	fingerprint string
+	fingerprint string // empty: whatever it is
 	attempt     uint64
 	wanted      State  // the state after which a repeat of the call succeeds and changes nothing
 	response    string // that a repeat must bring again; only with StateDone
+	late        bool   // an attempt whose lease has lapsed counts as well
 
 	// update runs the statement and reports whether it changed the record.
 	update func(ctx context.Context) (bool, error)
@@ -28,6 +29,11 @@ func (s *Store) apply(ctx context.Context, t transition) error {
 	if err := validateFingerprint(t.fingerprint); err != nil {
 		return err
 	}
+	return s.change(ctx, t)
+}
+
+// change is apply without the validation of key and fingerprint.
+func (s *Store) change(ctx context.Context, t transition) error {
 	if len(t.response) > s.maxResponse {
 		return fmt.Errorf("%w: it is %d bytes long, the limit is %d", ErrResponseTooLarge, len(t.response), s.maxResponse)
 	}
@@ -43,19 +49,19 @@ func (s *Store) apply(ctx context.Context, t transition) error {
 // explain says why the update of t changed nothing.
 func (s *Store) explain(ctx context.Context, t transition) error {
 	var (
-		sameFingerprint, sameAttempt, sameResponse bool
-		state                                      string
-		digest                                     = sha256.Sum256([]byte(t.response))
+		live, sameFingerprint, sameAttempt, sameResponse bool
+		state                                            string
+		digest                                           = sha256.Sum256([]byte(t.response))
 	)
-	live, err := s.queryRow(ctx, s.sql.Inspect,
+	found, err := s.queryRow(ctx, s.sql.Inspect,
 		s.arguments(t.key.Tenant, t.key.Operation, t.key.Value, []byte(t.fingerprint), fencingToken(t.attempt), digest[:]),
-		&sameFingerprint, &sameAttempt, &state, &sameResponse)
+		&live, &sameFingerprint, &sameAttempt, &state, &sameResponse)
 	switch {
 	case err != nil:
 		return err
-	case !live:
+	case !found || !live && !t.late:
 		return ErrLeaseExpired
-	case !sameFingerprint:
+	case !sameFingerprint && t.fingerprint != "":
 		return ErrConflict
 	case !sameAttempt:
 		return ErrStaleAttempt

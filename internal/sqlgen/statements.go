@@ -15,6 +15,10 @@ type Config struct {
 	// Clock replaces the database's clock: each statement takes the current time as one more parameter, the last, in
 	// place of statement_timestamp(). For tests.
 	Clock bool
+	// NoTakeover parks an attempt whose lease lapsed: until its purge_after it blocks Begin, and Get reads it.
+	NoTakeover bool
+	// LateCompletion lets Complete and Fail end an attempt whose lease lapsed, until its purge_after, unless another has begun.
+	LateCompletion bool
 }
 
 // Statements are the texts that a store runs. Each field's comment says what the statement guarantees by itself, its
@@ -26,7 +30,7 @@ type Statements struct {
 	// finished, running or conflicting record reads it by an ordinary snapshot read: it writes nothing, takes no row lock,
 	// uses no value of the sequence, and does not wait for a transaction that holds the row. No row at all means that
 	// another session won in between: run it again. A repeat with the claim of an earlier call whose answer was lost finds
-	// that call's own record, and says created.
+	// that call's own record, and says created. A record in progress whose remaining time is not positive is a parked one.
 	//
 	// Parameters: tenant, operation, key, fingerprint, claim, lease, retention.
 	// Columns: created, same_fingerprint, state, response, attempt, abandoned, expires_at in microseconds since 1970,
@@ -38,6 +42,12 @@ type Statements struct {
 	//
 	// Parameters: tenant, operation, key, fingerprint, attempt, response, retention.
 	Complete string
+
+	// CompleteHeld is Complete for the transaction that began the attempt and has not committed yet: it holds the row, so
+	// nobody else can own the key, and no lease matters.
+	//
+	// Parameters as Complete.
+	CompleteHeld string
 
 	// Fail ends the attempt that holds the key without a response, in the state given: failed or retryable. Otherwise as
 	// Complete.
@@ -52,15 +62,23 @@ type Statements struct {
 	// Columns: abandoned, expires_at in microseconds since 1970, remaining in microseconds; no row as Complete.
 	Extend string
 
-	// Inspect says why Complete, Fail or Extend changed nothing. It is a statement of its own: inside theirs it would read
+	// Resolve ends an attempt in the name of whoever found out what became of it: in the state given, with the response if
+	// that is done, and else null. Neither its lease nor its fingerprint matters; it changes one row, or none if the attempt
+	// is not the key's latest, has ended, or has been forgotten.
+	//
+	// Parameters: tenant, operation, key, attempt, state, response, retention.
+	Resolve string
+
+	// Inspect says why Complete, Fail, Extend or Resolve changed nothing. It is a statement of its own: inside theirs it would read
 	// the snapshot from before the change that made them fail. The response is compared by its SHA-256, so that a long one
 	// does not travel again.
 	//
 	// Parameters: tenant, operation, key, fingerprint, attempt, digest of the response.
-	// Columns: same_fingerprint, same_attempt, state, same_response; no row when there is no live record.
+	// Columns: live, same_fingerprint, same_attempt, state, same_response; no row when there is neither a live record nor an
+	// attempt whose lease lapsed and which is not forgotten yet.
 	Inspect string
 
-	// Get reads the live record of a key, without a lock.
+	// Get reads the live record of a key, or the parked one, without a lock.
 	//
 	// Parameters: tenant, operation, key.
 	// Columns: state, fingerprint, response, attempt, abandoned, expires_at in microseconds since 1970, remaining in
@@ -91,6 +109,11 @@ type Statements struct {
 // Render returns the statements for c. The caller validates c.Schema first.
 func Render(c Config) *Statements {
 	schema := QuoteIdentifier(c.Schema)
+	modes := strings.NewReplacer(
+		"{there}", choose(c.NoTakeover, thereOrParked, "expires_at > {now}"),
+		"{lapsed}", choose(c.NoTakeover, lapsedNotParked, "held.expires_at <= EXCLUDED.begun_at"),
+		"{in time}", choose(c.LateCompletion, "purge_after > {now}", "expires_at > {now}"),
+	)
 	// Clock's parameter is the last of each statement, so its number depends on the statement: parameters counts the others.
 	render := func(parameters, text string) string {
 		now, current := "statement_timestamp()", "clock_timestamp()"
@@ -103,20 +126,39 @@ func Render(c Config) *Statements {
 			"{sequence}", quoteLiteral(schema+"."+Sequence),
 			"{now}", now,
 			"{current}", current,
-		).Replace(strings.TrimSpace(text))
+		).Replace(modes.Replace(strings.TrimSpace(text)))
 	}
 	return &Statements{
-		Begin:     render("8", begin),
-		Complete:  render("8", complete),
-		Fail:      render("8", fail),
-		Extend:    render("8", extend),
-		Inspect:   render("7", inspect),
-		Get:       render("4", get),
-		Sweep:     render("2", sweep),
-		Purgeable: render("6", purgeable),
-		Purge:     render("4", purge),
+		Begin:        render("8", begin),
+		Complete:     render("8", complete+inTime),
+		CompleteHeld: render("8", complete),
+		Fail:         render("8", fail),
+		Extend:       render("8", extend),
+		Resolve:      render("8", resolve),
+		Inspect:      render("7", inspect),
+		Get:          render("4", get),
+		Sweep:        render("2", sweep),
+		Purgeable:    render("6", purgeable),
+		Purge:        render("4", purge),
 	}
 }
+
+func choose(yes bool, chosen, otherwise string) string {
+	if yes {
+		return chosen
+	}
+	return otherwise
+}
+
+// What NoTakeover makes of the conditions on a record that is there, and on one that may be taken over.
+const (
+	thereOrParked = `(expires_at > {now}
+            OR (state = 'in_progress'
+                AND purge_after > {now}))`
+	lapsedNotParked = `(held.expires_at <= EXCLUDED.begun_at
+                AND (held.state <> 'in_progress'
+                    OR held.purge_after <= EXCLUDED.begun_at))`
+)
 
 // Remaining is taken from clock_timestamp() where a record is created: the statement may have waited for another
 // session's transaction, and statement_timestamp() would promise a lease that has lapsed meanwhile.
@@ -130,7 +172,7 @@ WITH blocking AS (
     WHERE tenant = $1::text
         AND operation = $2::text
         AND key = $3::text
-        AND expires_at > {now}
+        AND {there}
         AND (state <> 'retryable'
             OR fingerprint <> $4::bytea)
 ), claimed AS (
@@ -150,7 +192,7 @@ WITH blocking AS (
             WHEN held.state = 'retryable' THEN held.abandoned
         END
     WHERE held.attempt < EXCLUDED.attempt
-        AND (held.expires_at <= EXCLUDED.begun_at
+        AND ({lapsed}
             OR (held.state = 'retryable'
                 AND held.fingerprint = EXCLUDED.fingerprint))
     RETURNING attempt, abandoned, expires_at
@@ -188,9 +230,10 @@ WHERE tenant = $1::text
     AND key = $3::text
     AND fingerprint = $4::bytea
     AND attempt = $5::bigint
-    AND state = 'in_progress'
-    AND expires_at > {now}
-`
+    AND state = 'in_progress'`
+
+const inTime = `
+    AND {in time}`
 
 const fail = `
 UPDATE {table}
@@ -201,8 +244,7 @@ WHERE tenant = $1::text
     AND key = $3::text
     AND fingerprint = $4::bytea
     AND attempt = $5::bigint
-    AND state = 'in_progress'
-    AND expires_at > {now}
+    AND state = 'in_progress'` + inTime + `
 `
 
 const extend = `
@@ -221,8 +263,21 @@ RETURNING abandoned,
     (extract(epoch FROM expires_at - {now}) * 1000000)::bigint AS remaining
 `
 
+const resolve = `
+UPDATE {table}
+SET state = $5::text, response = $6::bytea, expires_at = {now} + $7::interval,
+    purge_after = GREATEST(purge_after, {now} + $7::interval)
+WHERE tenant = $1::text
+    AND operation = $2::text
+    AND key = $3::text
+    AND attempt = $4::bigint
+    AND state = 'in_progress'
+    AND purge_after > {now}
+`
+
 const inspect = `
-SELECT fingerprint = $4::bytea AS same_fingerprint,
+SELECT expires_at > {now} AS live,
+    fingerprint = $4::bytea AS same_fingerprint,
     attempt = $5::bigint AS same_attempt,
     state,
     coalesce(sha256(response) = $6::bytea, false) AS same_response
@@ -230,7 +285,9 @@ FROM {table}
 WHERE tenant = $1::text
     AND operation = $2::text
     AND key = $3::text
-    AND expires_at > {now}
+    AND (expires_at > {now}
+        OR (state = 'in_progress'
+            AND purge_after > {now}))
 `
 
 const get = `
@@ -245,7 +302,7 @@ FROM {table}
 WHERE tenant = $1::text
     AND operation = $2::text
     AND key = $3::text
-    AND expires_at > {now}
+    AND {there}
 `
 
 // The positions go through arrays because the planner then always expects ten of them, and fetches each by its position. It

@@ -31,6 +31,7 @@ const hostileSchema = `Käufer's "Idem. Keys" \ $1 {now};--`
 var goldens = map[string]sqlgen.Config{
 	"public":         {Schema: "public"},
 	"public_clock":   {Schema: "public", Clock: true},
+	"public_modes":   {Schema: "public", NoTakeover: true, LateCompletion: true},
 	"hostile_schema": {Schema: hostileSchema},
 }
 
@@ -139,15 +140,17 @@ var (
 				"expires_at int8", "remaining int8",
 			},
 		},
-		"Complete": {slices.Concat(own, []uint32{pgtype.ByteaOID, pgtype.IntervalOID}), nil},
-		"Fail":     {slices.Concat(own, []uint32{pgtype.TextOID, pgtype.IntervalOID}), nil},
+		"Complete":     {slices.Concat(own, []uint32{pgtype.ByteaOID, pgtype.IntervalOID}), nil},
+		"CompleteHeld": {slices.Concat(own, []uint32{pgtype.ByteaOID, pgtype.IntervalOID}), nil},
+		"Fail":         {slices.Concat(own, []uint32{pgtype.TextOID, pgtype.IntervalOID}), nil},
 		"Extend": {
 			slices.Concat(own, []uint32{pgtype.IntervalOID, pgtype.IntervalOID}),
 			[]string{"abandoned int8", "expires_at int8", "remaining int8"},
 		},
+		"Resolve": {slices.Concat(key, []uint32{pgtype.Int8OID, pgtype.TextOID, pgtype.ByteaOID, pgtype.IntervalOID}), nil},
 		"Inspect": {
 			slices.Concat(own, []uint32{pgtype.ByteaOID}),
-			[]string{"same_fingerprint bool", "same_attempt bool", "state text", "same_response bool"},
+			[]string{"live bool", "same_fingerprint bool", "same_attempt bool", "state text", "same_response bool"},
 		},
 		"Get": {key, []string{
 			"state text", "fingerprint bytea", "response bytea", "attempt int8", "abandoned int8", "expires_at int8", "remaining int8",

@@ -67,6 +67,17 @@ WHERE tenant = $1::text
     AND state = 'in_progress'
     AND expires_at > statement_timestamp();
 
+PREPARE "CompleteHeld" AS
+UPDATE "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
+SET state = 'done', response = $6::bytea, expires_at = statement_timestamp() + $7::interval,
+    purge_after = GREATEST(purge_after, statement_timestamp() + $7::interval)
+WHERE tenant = $1::text
+    AND operation = $2::text
+    AND key = $3::text
+    AND fingerprint = $4::bytea
+    AND attempt = $5::bigint
+    AND state = 'in_progress';
+
 PREPARE "Fail" AS
 UPDATE "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
 SET state = $6::text, expires_at = statement_timestamp() + $7::interval,
@@ -94,8 +105,20 @@ RETURNING abandoned,
     (extract(epoch FROM expires_at) * 1000000)::bigint AS expires_at,
     (extract(epoch FROM expires_at - statement_timestamp()) * 1000000)::bigint AS remaining;
 
+PREPARE "Resolve" AS
+UPDATE "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
+SET state = $5::text, response = $6::bytea, expires_at = statement_timestamp() + $7::interval,
+    purge_after = GREATEST(purge_after, statement_timestamp() + $7::interval)
+WHERE tenant = $1::text
+    AND operation = $2::text
+    AND key = $3::text
+    AND attempt = $4::bigint
+    AND state = 'in_progress'
+    AND purge_after > statement_timestamp();
+
 PREPARE "Inspect" AS
-SELECT fingerprint = $4::bytea AS same_fingerprint,
+SELECT expires_at > statement_timestamp() AS live,
+    fingerprint = $4::bytea AS same_fingerprint,
     attempt = $5::bigint AS same_attempt,
     state,
     coalesce(sha256(response) = $6::bytea, false) AS same_response
@@ -103,7 +126,9 @@ FROM "Käufer's ""Idem. Keys"" \ $1 {now};--".idempotency_keys
 WHERE tenant = $1::text
     AND operation = $2::text
     AND key = $3::text
-    AND expires_at > statement_timestamp();
+    AND (expires_at > statement_timestamp()
+        OR (state = 'in_progress'
+            AND purge_after > statement_timestamp()));
 
 PREPARE "Get" AS
 SELECT state,
