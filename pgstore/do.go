@@ -103,6 +103,8 @@ func (s *Store) requirePool() error {
 	switch s.db.(type) {
 	case pgx.Tx:
 		return errors.New("the store is inside a transaction: use Begin and Complete there, or a store on a pool")
+	case missingTx:
+		return errMissingTx
 	case *pgx.Conn, *pgxpool.Conn:
 		return errors.New("the store is on a single connection: it has to be on a pool")
 	}

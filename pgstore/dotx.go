@@ -11,7 +11,7 @@ import (
 )
 
 // maxBodies is how often DoTx runs its function at the most: again where the server gave way to another transaction (40001, 40P01),
-// and where the answer to COMMIT got lost and the transaction turned out to be gone.
+// and where the connection got lost after the function had ended and the transaction turned out to be gone.
 const maxBodies = 5
 
 // DoTx runs fn in a transaction that begins the key, does what fn does on tx, and completes the key: one commit, so the effects in
@@ -24,8 +24,8 @@ const maxBodies = 5
 //     nobody had called. fn's effects outside of the database, if it has any, are not: use Do for those.
 //
 // The transaction is READ COMMITTED whatever the session's default is. fn must not end it. Where the server gives way to another
-// transaction (40001, 40P01), everything runs again, fn included, five times at the most; and where the answer to COMMIT gets lost,
-// DoTx begins again, and finds its own response, or that the transaction is certainly gone. If it can find neither, the error is
+// transaction (40001, 40P01), everything runs again, fn included, five times at the most; and where the connection gets lost on the
+// way to a COMMIT or back, DoTx begins again, and finds its own response, or that the transaction is certainly gone. If it can find neither, the error is
 // ErrOutcomeUnknown with the reason, and the next call tells. With any other error nothing of this call has been committed.
 //
 // A second caller waits for the first one's transaction, for [WithLockWait] at the most, and then gets ErrInProgress; with
@@ -165,7 +165,7 @@ func (b *txBody) finish(ctx context.Context, tx pgx.Tx, response string) (_ Outc
 		return store.complete(ctx, store.sql.CompleteHeld, b.key, b.fingerprint, b.attempt, response)
 	})
 	if err != nil {
-		return Outcome{}, serializationFault(err), err
+		return Outcome{}, serializationFault(err) || connectionLost(err), err // without COMMIT it is certainly gone
 	}
 	err = inTime(ctx, b.options.recordTimeout, tx.Commit)
 	switch {

@@ -1,6 +1,7 @@
 package pgstore_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -95,5 +96,51 @@ func TestCallsTakeOneRoundTrip(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What Do and DoTx cost beside what their functions do.
+func TestRoundTripsOfDoAndDoTx(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	own := faultOwn(t, f)
+	proxy := pgtest.NewProxy(t, pgtest.DSN(t))
+	store := f.NewStore(t, newFaultPool(t, proxy.URL(), faultSingle), lease, retention)
+	k := key
+	calls := []struct {
+		name  string
+		trips int
+		call  func() error
+	}{
+		{"Do, fresh", 2, func() error {
+			_, err := store.Do(t.Context(), k, fingerprint, func(context.Context, pgstore.Record) (string, error) { return recordResponse, nil })
+			return err
+		}},
+		{"Do, repeat", 1, func() error {
+			_, err := store.Do(t.Context(), k, fingerprint, doNever(t))
+			return err
+		}},
+		{"DoTx, repeat", 3, func() error {
+			_, err := store.DoTx(t.Context(), k, fingerprint, dotxNever(t))
+			return err
+		}},
+		{"DoTx, fresh, with one statement of the function's", 4 + 1, func() error {
+			k.Value += "'"
+			_, err := store.DoTx(t.Context(), k, fingerprint, func(ctx context.Context, tx pgx.Tx, _ pgstore.Record) (string, error) {
+				_, err := tx.Exec(ctx, `INSERT INTO `+own+` VALUES (1)`)
+				return recordResponse, err
+			})
+			return err
+		}},
+	}
+	for _, round := range []string{"cold", "warm"} {
+		k.Value += "'"
+		for _, call := range calls {
+			before := proxy.RoundTrips()
+			require.NoError(t, call.call())
+			if round == "warm" { // every statement has been prepared
+				require.Equal(t, call.trips, proxy.RoundTrips()-before, call.name)
+			}
+		}
 	}
 }
