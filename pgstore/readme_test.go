@@ -18,7 +18,7 @@ func TestReadmeShowsTheExampleThatRuns(t *testing.T) {
 	code, _, found = strings.Cut(code, "```")
 	require.True(t, found)
 
-	example, err := os.ReadFile("example_basic_test.go")
+	example, err := os.ReadFile("example_do_test.go")
 	require.NoError(t, err)
 	require.Contains(t, string(example), code)
 }
