@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -80,5 +81,19 @@ func BenchmarkDoTx(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkDo is what Do itself costs, around a function that does nothing.
+func BenchmarkDo(b *testing.B) {
+	f := setup(b)
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		n++
+		_, err := f.Do(b.Context(), recordKey(strconv.Itoa(n)), fingerprint, func(context.Context, pgstore.Record) (string, error) {
+			return recordResponse, nil
+		})
+		require.NoError(b, err)
 	}
 }

@@ -72,6 +72,7 @@ func TestAnAttemptEndsNoRecordButItsOwn(t *testing.T) {
 				require.ErrorIs(t, err, want)
 				require.ErrorIs(t, f.Complete(t.Context(), other, fingerprint, record.Attempt, ""), want)
 				require.ErrorIs(t, f.Fail(t.Context(), other, fingerprint, record.Attempt, true), want)
+				require.ErrorIs(t, f.Resolve(t.Context(), other, record.Attempt, pgstore.AsFailed()), want)
 				kept, live, err := f.Get(t.Context(), own)
 				require.NoError(t, err)
 				require.True(t, live)
@@ -149,6 +150,7 @@ func (m *modelTest) check(t *testing.T, options *pgx.TxOptions) {
 			"extend":      s.extend,
 			"fail":        s.fail,
 			"get":         s.get,
+			"resolve":     s.resolve,
 			"sweep":       s.sweep,
 			"time":        s.moveTime,
 		}
@@ -204,7 +206,7 @@ var (
 	}
 	modelErrors = []error{
 		pgstore.ErrConflict, pgstore.ErrInProgress, pgstore.ErrLeaseExpired, pgstore.ErrStaleAttempt, pgstore.ErrKeyEmpty,
-		pgstore.ErrKeyInvalid, pgstore.ErrFingerprintInvalid, pgstore.ErrResponseTooLarge, pgstore.ErrNotMigrated,
+		pgstore.ErrAbandoned, pgstore.ErrKeyInvalid, pgstore.ErrFingerprintInvalid, pgstore.ErrResponseTooLarge, pgstore.ErrNotMigrated,
 	}
 )
 
@@ -232,9 +234,16 @@ func (m *modelTest) start(t *testing.T, r *rapid.T) *modelSequence {
 	for range 2 {
 		lease := rapid.SampledFrom(modelDurations).Draw(r, "lease")
 		retention := rapid.SampledFrom(modelDurations).Draw(r, "retention")
-		s.stores = append(s.stores, m.fixture.NewStore(t, m.pool, lease, retention,
-			pgstore.WithClock(s.clock.Now), pgstore.WithMaxResponse(modelMaxResponse)))
-		s.models = append(s.models, s.table.Store(lease, retention, modelMaxResponse))
+		options := []pgstore.Option{pgstore.WithClock(s.clock.Now), pgstore.WithMaxResponse(modelMaxResponse)}
+		var modes refstore.Modes
+		if modes.NoTakeover = rapid.Bool().Draw(r, "no takeover"); modes.NoTakeover {
+			options = append(options, pgstore.WithoutTakeover())
+		}
+		if modes.LateCompletion = rapid.Bool().Draw(r, "late completion"); modes.LateCompletion {
+			options = append(options, pgstore.WithLateCompletion())
+		}
+		s.stores = append(s.stores, m.fixture.NewStore(t, m.pool, lease, retention, options...))
+		s.models = append(s.models, s.table.Store(lease, retention, modelMaxResponse).In(modes))
 	}
 	var batch pgx.Batch
 	batch.Queue("DELETE FROM " + m.schema + "." + sqlgen.Table)
@@ -294,11 +303,7 @@ func (s *modelSequence) begin(r *rapid.T) {
 
 func (s *modelSequence) complete(r *rapid.T) {
 	k, fingerprint, attempt := s.drawOwner(r)
-	response := rapid.SampledFrom([]string{
-		"", "ok", "\x00", "\xff\xfe\x80", strings.Repeat("x", modelMaxResponse), strings.Repeat("x", modelMaxResponse+1),
-		string(rapid.SliceOfN(rapid.Byte(), 0, modelMaxResponse).Draw(r, "bytes")),
-		s.table.Rows()[k].Response, // as a repeat does
-	}).Draw(r, "response")
+	response := s.drawResponse(r, k)
 	s.both(r, func(store modelStore) modelAnswer {
 		return newModelAnswer(pgstore.Record{}, false, store.Complete(r.Context(), k, fingerprint, attempt, response))
 	})
@@ -324,6 +329,26 @@ func (s *modelSequence) get(r *rapid.T) {
 	k := s.drawKey(r)
 	s.both(r, func(store modelStore) modelAnswer {
 		return newModelAnswer(store.Get(r.Context(), k))
+	})
+}
+
+func (s *modelSequence) resolve(r *rapid.T) {
+	k, _, attempt := s.drawOwner(r)
+	state := rapid.SampledFrom([]pgstore.State{pgstore.StateDone, pgstore.StateFailed, pgstore.StateRetryable}).Draw(r, "state")
+	response, resolution := "", pgstore.AsFailed()
+	switch state {
+	case pgstore.StateDone:
+		response = s.drawResponse(r, k)
+		resolution = pgstore.AsDone(response)
+	case pgstore.StateRetryable:
+		resolution = pgstore.AsRetryable()
+	case pgstore.StateFailed, pgstore.StateInProgress:
+	}
+	s.both(r, func(store modelStore) modelAnswer {
+		if model, ok := store.(*refstore.Store); ok {
+			return newModelAnswer(pgstore.Record{}, false, model.Resolve(r.Context(), k, attempt, state, response))
+		}
+		return newModelAnswer(pgstore.Record{}, false, store.(*pgstore.Store).Resolve(r.Context(), k, attempt, resolution))
 	})
 }
 
@@ -379,6 +404,14 @@ func (s *modelSequence) edges(of func(row refstore.Row) []time.Time) []time.Time
 	}
 	slices.SortFunc(edges, time.Time.Compare)
 	return edges
+}
+
+func (s *modelSequence) drawResponse(r *rapid.T, k pgstore.Key) string {
+	return rapid.SampledFrom([]string{
+		"", "ok", "\x00", "\xff\xfe\x80", strings.Repeat("x", modelMaxResponse), strings.Repeat("x", modelMaxResponse+1),
+		string(rapid.SliceOfN(rapid.Byte(), 0, modelMaxResponse).Draw(r, "bytes")),
+		s.table.Rows()[k].Response, // as a repeat does
+	}).Draw(r, "response")
 }
 
 func (s *modelSequence) drawKey(r *rapid.T) pgstore.Key {

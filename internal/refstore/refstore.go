@@ -64,11 +64,22 @@ type Store struct {
 	table            *Table
 	lease, retention time.Duration
 	maxResponse      int
+	modes            Modes
 }
+
+// Modes are what pgstore.WithoutTakeover and pgstore.WithLateCompletion switch on.
+type Modes struct{ NoTakeover, LateCompletion bool }
 
 // Store returns a store on the table, as pgstore.New does for the same durations and pgstore.WithMaxResponse.
 func (t *Table) Store(lease, retention time.Duration, maxResponse int) *Store {
-	return &Store{t, lease.Truncate(time.Microsecond), retention.Truncate(time.Microsecond), maxResponse}
+	return &Store{table: t, lease: lease.Truncate(time.Microsecond), retention: retention.Truncate(time.Microsecond), maxResponse: maxResponse}
+}
+
+// In returns the store in the modes.
+func (s *Store) In(modes Modes) *Store {
+	in := *s
+	in.modes = modes
+	return &in
 }
 
 // Begin reserves the key, or says what stands in the way.
@@ -79,10 +90,12 @@ func (s *Store) Begin(_ context.Context, k pgstore.Key, fingerprint string) (pgs
 	now, unlock := s.table.lock()
 	defer unlock()
 	held := s.table.rows[k]
-	if held.live(now) {
+	if held.live(now) || s.modes.NoTakeover && held.lapsed(now) {
 		switch {
 		case held.Fingerprint != fingerprint:
 			return pgstore.Record{}, false, pgstore.ErrConflict
+		case held.lapsed(now):
+			return pgstore.Record{}, false, pgstore.ErrAbandoned
 		case held.State == pgstore.StateInProgress:
 			return pgstore.Record{}, false, &pgstore.InProgressError{RetryAfter: held.ExpiresAt.Sub(now)}
 		case held.State != pgstore.StateRetryable:
@@ -122,10 +135,15 @@ func (s *Store) Fail(_ context.Context, k pgstore.Key, fingerprint string, attem
 func (s *Store) end(k pgstore.Key, fingerprint string, attempt uint64, state pgstore.State, response string) error {
 	now, unlock := s.table.lock()
 	defer unlock()
-	row, err := s.table.owned(k, fingerprint, attempt, now)
-	switch {
-	case err != nil:
+	row, err := s.table.owned(k, fingerprint, attempt, now, s.modes.LateCompletion)
+	if err != nil {
 		return err
+	}
+	return s.settle(k, row, state, response, now)
+}
+
+func (s *Store) settle(k pgstore.Key, row Row, state pgstore.State, response string, now time.Time) error {
+	switch {
 	case row.State == state && row.Response == response:
 		return nil
 	case row.State != pgstore.StateInProgress:
@@ -145,7 +163,7 @@ func (s *Store) Extend(_ context.Context, k pgstore.Key, fingerprint string, att
 	}
 	now, unlock := s.table.lock()
 	defer unlock()
-	row, err := s.table.owned(k, fingerprint, attempt, now)
+	row, err := s.table.owned(k, fingerprint, attempt, now, false)
 	switch {
 	case err != nil:
 		return pgstore.Record{}, err
@@ -166,10 +184,30 @@ func (s *Store) Get(_ context.Context, k pgstore.Key) (pgstore.Record, bool, err
 	now, unlock := s.table.lock()
 	defer unlock()
 	row := s.table.rows[k]
-	if !row.live(now) {
+	if !row.live(now) && !(s.modes.NoTakeover && row.lapsed(now)) {
 		return pgstore.Record{}, false, nil
 	}
 	return row.record(now), true, nil
+}
+
+// Resolve ends the attempt in the name of whoever found out what became of it: as pgstore.AsDone, AsFailed or AsRetryable.
+func (s *Store) Resolve(_ context.Context, k pgstore.Key, attempt uint64, state pgstore.State, response string) error {
+	if err := validateKey(k); err != nil {
+		return err
+	}
+	if len(response) > s.maxResponse {
+		return pgstore.ErrResponseTooLarge
+	}
+	now, unlock := s.table.lock()
+	defer unlock()
+	row := s.table.rows[k]
+	switch {
+	case !row.live(now) && !row.lapsed(now):
+		return pgstore.ErrLeaseExpired
+	case row.Attempt != attempt:
+		return pgstore.ErrStaleAttempt
+	}
+	return s.settle(k, row, state, response, now)
 }
 
 // Sweep deletes at most limit rows whose PurgeAfter has come, the earliest first; of equal ones, any.
@@ -190,11 +228,11 @@ func (s *Store) Sweep(_ context.Context, limit int) (int64, error) {
 	return int64(len(due)), nil
 }
 
-// owned returns the live row of the key if the attempt holds it or was the last to hold it.
-func (t *Table) owned(k pgstore.Key, fingerprint string, attempt uint64, now time.Time) (Row, error) {
+// owned returns the live row of the key, or with late the lapsed one, if the attempt holds it or was the last to hold it.
+func (t *Table) owned(k pgstore.Key, fingerprint string, attempt uint64, now time.Time, late bool) (Row, error) {
 	row := t.rows[k]
 	switch {
-	case !row.live(now):
+	case !row.live(now) && !(late && row.lapsed(now)):
 		return Row{}, pgstore.ErrLeaseExpired
 	case row.Fingerprint != fingerprint:
 		return Row{}, pgstore.ErrConflict
@@ -206,6 +244,11 @@ func (t *Table) owned(k pgstore.Key, fingerprint string, attempt uint64, now tim
 
 // live reports whether the row exists for the calls that ask for a record. The zero Row never does.
 func (r Row) live(now time.Time) bool { return r.ExpiresAt.After(now) }
+
+// lapsed reports whether the row is an attempt whose lease is over and which is not forgotten yet.
+func (r Row) lapsed(now time.Time) bool {
+	return r.State == pgstore.StateInProgress && !r.live(now) && r.PurgeAfter.After(now)
+}
 
 // abandonedBy returns the lapsed attempt of which one that replaces r has to know, or 0.
 func (r Row) abandonedBy(now time.Time) uint64 {
@@ -223,7 +266,7 @@ func (r Row) abandonedBy(now time.Time) uint64 {
 func (r Row) record(now time.Time) pgstore.Record {
 	return pgstore.Record{
 		State: r.State, Fingerprint: r.Fingerprint, Response: r.Response,
-		ExpiresAt: r.ExpiresAt, Remaining: r.ExpiresAt.Sub(now), Attempt: r.Attempt, Abandoned: r.Abandoned,
+		ExpiresAt: r.ExpiresAt, Remaining: max(r.ExpiresAt.Sub(now), 0), Attempt: r.Attempt, Abandoned: r.Abandoned,
 	}
 }
 
