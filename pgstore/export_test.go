@@ -10,6 +10,11 @@ import (
 // Statements gives tests the rendered statements of s, to read and to change before the first call.
 func (s *Store) Statements() *sqlgen.Statements { return s.sql }
 
+// Config is what the statements of s were rendered for.
+func (s *Store) Config() sqlgen.Config {
+	return sqlgen.Config{Schema: s.schema, Clock: s.clockGiven, NoTakeover: s.noTakeover, LateCompletion: s.lateCompletion}
+}
+
 // SetClaims replaces the random numbers by which Begin calls recognise their own records.
 func (s *Store) SetClaims(next func() int64) { s.newClaim = next }
 

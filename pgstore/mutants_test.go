@@ -19,12 +19,13 @@ type mutant struct {
 	Statement string // the field of sqlgen.Statements
 	Kind      string
 	Number    int    // among those of the statement and the kind
+	Modes     string // mutantOfModes for one of a condition that only the modes render
 	What      string // the text that was changed
 	SQL       string
 }
 
 // ID names the mutant: the same in every rendering of the statements.
-func (m mutant) ID() string { return fmt.Sprintf("%s/%s/%d", m.Statement, m.Kind, m.Number) }
+func (m mutant) ID() string { return fmt.Sprintf("%s%s/%s/%d", m.Modes, m.Statement, m.Kind, m.Number) }
 
 // Kinds of mutants. A condition is whatever stands between WHERE, WHEN, SELECT, a comma, AND, OR and the end of these, and
 // compares or asks for existence, and each group of conditions in parentheses. Parameters stay in the text, so that the

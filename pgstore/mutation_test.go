@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime/debug"
 	"slices"
@@ -29,17 +30,53 @@ const (
 	mutantNone     = "none"
 )
 
+// mutantOfModes begins the names of the mutants of what pgstore.WithoutTakeover and pgstore.WithLateCompletion render.
+const mutantOfModes = "modes:"
+
 // mutated returns the store with the mutant that the environment names, where it applies to the store's statements: those
-// with a clock of their own have no mutants of kind mutantTime.
+// with a clock of their own have no mutants of kind mutantTime, and a statement that the store's modes have changed has the
+// mutants of the modes only.
 func mutated(store *pgstore.Store) *pgstore.Store {
 	id := os.Getenv(mutantVariable)
 	if id == "" || id == mutantNone {
 		return store
 	}
-	if statements := mutate(store.Statements(), id); statements != nil {
-		return store.WithStatements(statements)
+	mutants := mutate(store.Statements(), strings.TrimPrefix(id, mutantOfModes))
+	if mutants == nil || mutationChanged(store, id) != strings.HasPrefix(id, mutantOfModes) {
+		return store
 	}
-	return store
+	return store.WithStatements(mutants)
+}
+
+// mutationChanged reports whether the store's modes have changed the statement that the mutant is of.
+func mutationChanged(store *pgstore.Store, id string) bool {
+	config := store.Config()
+	config.NoTakeover, config.LateCompletion = false, false
+	statement, _, _ := strings.Cut(strings.TrimPrefix(id, mutantOfModes), "/")
+	return mutationText(store.Statements(), statement) != mutationText(sqlgen.Render(config), statement)
+}
+
+func mutationText(statements *sqlgen.Statements, name string) string {
+	return reflect.ValueOf(*statements).FieldByName(name).String()
+}
+
+// mutationAll returns the mutants of the statements, and those that only the modes' conditions have.
+func mutationAll(config sqlgen.Config) []mutant {
+	plain := sqlgen.Render(config)
+	config.NoTakeover, config.LateCompletion = true, true
+	modes := sqlgen.Render(config)
+	all := mutants(plain)
+	known := map[[3]string]bool{}
+	for _, m := range all {
+		known[[3]string{m.Statement, m.Kind, m.What}] = true
+	}
+	for _, m := range mutants(modes) {
+		if mutationText(plain, m.Statement) != mutationText(modes, m.Statement) && !known[[3]string{m.Statement, m.Kind, m.What}] {
+			m.Modes = mutantOfModes
+			all = append(all, m)
+		}
+	}
+	return all
 }
 
 // Who has to find the mutants: the property test and the tests of single situations, one after the other until one fails.
@@ -63,6 +100,10 @@ var (
 		"TestPurgeableListsInOrderWhatIsDueBehindAPosition",
 		"TestPurgeDeletesOneKeyAndOnlyWhenItIsDue",
 		"TestInsideAnOldTransactionEveryStatementReadsItsOwnTime",
+		"TestParkedAttemptBlocksUntilItIsForgotten",
+		"TestAttemptsEndLateUntilTheyAreForgotten",
+		"TestResolveEndsTheAttemptItNames",
+		"TestDoTxCompletesWhatItBeganAndNothingElse",
 	}
 )
 
@@ -143,14 +184,14 @@ func mutationPrepared(t *testing.T) []mutant {
 	conn, err := f.Pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	clocked := f.NewStore(t, f.Pool, lease, retention, pgstore.WithClock(time.Now)).Statements()
+	clocked := f.NewStore(t, f.Pool, lease, retention, pgstore.WithClock(time.Now))
 	names := map[string]bool{}
-	for _, m := range slices.Concat(mutants(f.Statements()), mutants(clocked)) {
+	for _, m := range slices.Concat(mutationAll(f.Config()), mutationAll(clocked.Config())) {
 		_, err := conn.Conn().PgConn().Prepare(t.Context(), "", m.SQL, nil)
 		require.NoError(t, err, "%s: %s\n%s", m.ID(), m.What, m.SQL)
 		names[m.ID()] = true
 	}
-	all := mutants(sqlgen.Render(sqlgen.Config{Schema: pgstore.SchemaDefault})) // whose texts are easy to read
+	all := mutationAll(sqlgen.Config{Schema: pgstore.SchemaDefault}) // whose texts are easy to read
 	require.Len(t, names, len(all), "the renderings differ in their mutants")
 	for id := range mutationEquivalent {
 		require.True(t, names[id], "%s is listed as equivalent, but there is no such mutant", id)

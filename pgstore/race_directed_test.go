@@ -659,6 +659,14 @@ func TestInsideAnOldTransactionEveryStatementReadsItsOwnTime(t *testing.T) {
 	require.False(t, expiresAt.Before(before.Add(2*retention)))
 	require.Equal(t, expiresAt, purgeAfter)
 
+	record = begin(value("3"))
+	before = directedNow(t, tx)
+	require.NoError(t, long.Resolve(t.Context(), value("3"), record.Attempt, pgstore.AsDone("")))
+	_, expiresAt, purgeAfter = instants(value("3"))
+	require.False(t, expiresAt.Before(before.Add(2*retention)))
+	require.Equal(t, expiresAt, purgeAfter)
+	require.ErrorIs(t, store.Resolve(t.Context(), value("3"), record.Attempt, pgstore.AsFailed()), pgstore.ErrStaleAttempt)
+
 	// A lapsed attempt that was due since is forgotten, whether a sweep has come by or not.
 	_, err = tx.Exec(t.Context(), `SELECT setval($1::regclass, 5000)`, sqlgen.QuoteIdentifier(f.Schema)+"."+sqlgen.Sequence)
 	require.NoError(t, err)
@@ -682,4 +690,10 @@ func TestInsideAnOldTransactionEveryStatementReadsItsOwnTime(t *testing.T) {
 	tag, err = tx.Exec(t.Context(), f.Statements().Purge, purged.Tenant, purged.Operation, purged.Value)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, tag.RowsAffected())
+
+	// An attempt that was forgotten since cannot be resolved.
+	forgotten := row("forgotten", 1002)
+	forgotten.purgeAfter = lapsed
+	f.directedInsert(t, tx, forgotten)
+	require.ErrorIs(t, store.Resolve(t.Context(), value("forgotten"), 1002, pgstore.AsFailed()), pgstore.ErrLeaseExpired)
 }

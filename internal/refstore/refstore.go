@@ -184,10 +184,10 @@ func (s *Store) Get(_ context.Context, k pgstore.Key) (pgstore.Record, bool, err
 	now, unlock := s.table.lock()
 	defer unlock()
 	row := s.table.rows[k]
-	if !row.live(now) && !(s.modes.NoTakeover && row.lapsed(now)) {
-		return pgstore.Record{}, false, nil
+	if row.live(now) || s.modes.NoTakeover && row.lapsed(now) {
+		return row.record(now), true, nil
 	}
-	return row.record(now), true, nil
+	return pgstore.Record{}, false, nil
 }
 
 // Resolve ends the attempt in the name of whoever found out what became of it: as pgstore.AsDone, AsFailed or AsRetryable.
@@ -232,7 +232,7 @@ func (s *Store) Sweep(_ context.Context, limit int) (int64, error) {
 func (t *Table) owned(k pgstore.Key, fingerprint string, attempt uint64, now time.Time, late bool) (Row, error) {
 	row := t.rows[k]
 	switch {
-	case !row.live(now) && !(late && row.lapsed(now)):
+	case !row.live(now) && (!late || !row.lapsed(now)):
 		return Row{}, pgstore.ErrLeaseExpired
 	case row.Fingerprint != fingerprint:
 		return Row{}, pgstore.ErrConflict
