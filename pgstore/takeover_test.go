@@ -166,6 +166,42 @@ func TestBeginThatWaitedOutItsLeaseIsNotParked(t *testing.T) {
 	require.Equal(t, record.Attempt, faultTheRow(t, f, key).Attempt)
 }
 
+// What another session left while Begin waited for it is not in Begin's snapshot: only the last look, at the locked row, is.
+func TestBeginWithoutTakeoverThatWaitedObeysWhatItFinds(t *testing.T) {
+	t.Parallel()
+	for name, left := range map[string]struct {
+		leave func(s *pgstore.Store, attempt uint64) error
+		want  error
+	}{
+		"a running attempt": {func(*pgstore.Store, uint64) error { return nil }, pgstore.ErrInProgress},
+		"a lapsed attempt":  {func(*pgstore.Store, uint64) error { return nil }, pgstore.ErrAbandoned},
+		"a response":        {func(s *pgstore.Store, attempt uint64) error { return s.Complete(t.Context(), key, fingerprint, attempt, "") }, nil},
+		"a failure":         {func(s *pgstore.Store, attempt uint64) error { return s.Fail(t.Context(), key, fingerprint, attempt, false) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, pgstore.WithoutTakeover())
+			tx := directedTx(t, f.Pool)
+			holder := f.WithTx(tx)
+			held, _, err := holder.Begin(t.Context(), key, fingerprint)
+			require.NoError(t, err)
+			require.NoError(t, left.leave(holder, held.Attempt))
+			if left.want == pgstore.ErrAbandoned { //nolint:errorlint // the very value
+				_, err = tx.Exec(t.Context(), `UPDATE `+recordTable(f)+` SET expires_at = clock_timestamp()`)
+				require.NoError(t, err)
+			}
+			begin := goBegin(t.Context(), f.Store, key)
+			begin.waitsFor(t, f.Pool, tx)
+			require.NoError(t, tx.Commit(t.Context()))
+
+			_, created, err := begin.result(t)
+			require.ErrorIs(t, err, left.want)
+			require.False(t, created)
+			require.Equal(t, held.Attempt, faultTheRow(t, f, key).Attempt)
+		})
+	}
+}
+
 // A transaction that is parked by nobody: DoTx holds its row.
 func TestDoTxWithoutTakeover(t *testing.T) {
 	t.Parallel()
