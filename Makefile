@@ -32,6 +32,14 @@ demo: ## a thousand payment requests, workers killed in the middle, every paymen
 	@echo 'Building the demo; the first time takes a minute or two.'
 	@go run ./examples/payments $(DEMO_ARGS)
 
+.PHONY: queue
+queue: ## messages that arrive more than once, consumers that crash, every message booked exactly once
+	@go run ./examples/queue
+
+.PHONY: provider
+provider: ## a payment provider that times out after it charged, every payment charged exactly once
+	@go run ./examples/provider
+
 .PHONY: test
 test: ## the whole suite with the race detector on a real PostgreSQL; PKG, TEST_ARGS
 	@echo 'Testing $(PKG) with the race detector on a real PostgreSQL: a container or binaries, whatever is found; see docs/testing.md.'

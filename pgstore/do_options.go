@@ -42,8 +42,8 @@ func WithLockWait(d time.Duration) DoOption {
 }
 
 // WithRecordTimeout bounds each try to record how the function ended: one statement of Do; the Complete, the COMMIT or the
-// ROLLBACK of DoTx. Tries do not end with the caller's context. Do repeats them until its lease is over. From 1 ms to
-// [MaxDuration]. Defaults to [RecordTimeoutDefault].
+// ROLLBACK of DoTx. Tries do not end with the caller's context. Do repeats them until its lease is over, DoTx those to record a
+// failure for once more this time. From 1 ms to [MaxDuration]. Defaults to [RecordTimeoutDefault].
 func WithRecordTimeout(d time.Duration) DoOption {
 	return func(o *doOptions) { o.recordTimeout = d }
 }

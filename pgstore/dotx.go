@@ -205,7 +205,8 @@ func (b *txBody) settle(ctx context.Context, err error) error {
 	if !ok {
 		return err
 	}
-	return settle(ctx, b.options, time.Now(), body.err, func(ctx context.Context, state State) error {
+	// There is no lease to end the tries; the key may be held for a moment by a twin that records the same.
+	return settle(ctx, b.options, time.Now().Add(b.options.recordTimeout), body.err, func(ctx context.Context, state State) error {
 		if state == StateRetryable {
 			return nil // the rollback has freed the key
 		}

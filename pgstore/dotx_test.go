@@ -477,6 +477,26 @@ func TestDoTxPollsACommittedAttemptByOneQuery(t *testing.T) {
 	require.Zero(t, pool.ran("commit"))
 }
 
+// Many callers find out at the same moment: it is recorded once, and none of them fails to record it.
+func TestPermanentOfManyCallersIsOneFailure(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	var g errgroup.Group
+	for range 20 {
+		g.Go(func() error {
+			_, err := f.DoTx(t.Context(), key, fingerprint, func(context.Context, pgx.Tx, pgstore.Record) (string, error) {
+				return "", pgstore.Permanent(errDo)
+			}, pgstore.WithWait(faultWait))
+			if !errors.Is(err, pgstore.ErrFailed) || errors.Is(err, pgstore.ErrNotRecorded) {
+				return fmt.Errorf("got %w", err)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, g.Wait())
+	require.Equal(t, pgstore.StateFailed, faultTheRow(t, f, key).State)
+}
+
 // Another caller has completed it between the rollback and the record of the failure: theirs is the truth.
 func TestPermanentGivesWayToWhoeverWasFaster(t *testing.T) {
 	t.Parallel()

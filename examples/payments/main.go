@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/archlab/idempotency/examples/internal/scratch"
 	"github.com/archlab/idempotency/internal/pgtest"
 )
 
@@ -140,22 +141,26 @@ func (o options) validate() error {
 // demonstrate does it all once the input is known.
 func demonstrate(ctx context.Context, o options, in *intent, r *report, stderr io.Writer) (err error) {
 	r.input(o.file)
-	r.say("Looking for a PostgreSQL: %s, a container, the binaries on this machine.\n", pgtest.EnvURL)
-	db, err := openDatabase(ctx, o.keep, r.say)
+	db, err := scratch.Open(ctx, "payments_demo", r.say)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.close(ctx)) }()
-	r.say("Schema %s: migrated, with a ledger beside the keys.\n", db.schema)
+	defer func() { err = errors.Join(err, db.Close(ctx)) }()
+	ledger := newLedger(db.Schema)
+	if err := ledger.create(ctx, db.Pool); err != nil {
+		return err
+	}
+	db.Keep = o.keep
+	r.say("Schema %s: migrated, with a ledger beside the keys.\n", db.Schema)
 	r.say("Worker processes: %d, each with up to %d requests at once. A lease is %v. Kills: %d.\n",
 		o.workers, slots, o.lease, min(o.kills, len(in.payments)))
 
-	conf := setup{URL: db.server.URL(), Schema: db.schema, Lease: o.lease, Work: o.work}
+	conf := setup{URL: db.URL, Schema: db.Schema, Lease: o.lease, Work: o.work}
 	d := newDispatcher(conf, o.workers, in, o.kills, r, stderr)
 	if err := d.run(ctx); err != nil {
 		return err
 	}
-	res, err := audit(ctx, db.pool, db.ledger, in, evidence{answers: d.answers, lost: d.lost})
+	res, err := audit(ctx, db.Pool, ledger, in, evidence{answers: d.answers, lost: d.lost})
 	if err != nil {
 		return err
 	}
