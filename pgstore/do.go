@@ -32,7 +32,7 @@ type Outcome struct {
 //     key is held until its lease lapses, and the next attempt sees Record.Abandoned. Panics and Goexit go on through Do.
 //
 // If fn is not run, the error is that of [Store.Begin]: ErrInProgress (see [WithWait]), ErrConflict, ErrAbandoned, or one that says
-// nothing and means that the store is down.
+// nothing and means that the store is down. It is ErrLeaseExpired if the answer to Begin took as long as the lease.
 //
 // fn gets the record of its own attempt, Abandoned included, and a context that ends with ctx, and also when the lease is lost:
 // context.Cause is then an error that is ErrStaleAttempt or ErrLeaseExpired. fn should stop then, since somebody else may be
@@ -78,6 +78,11 @@ func (s *Store) do(
 	}
 	if !r.created {
 		return replayed(r.record)
+	}
+	if time.Until(r.trusted) <= 0 {
+		// The answer was under way for as long as the lease. Nobody has executed this attempt, and nobody shall suspect it.
+		_ = s.resolve(ctx, k, r.record.Attempt, AsRetryable())
+		return Outcome{}, fmt.Errorf("%w: the answer to Begin came too late, nothing was executed", ErrLeaseExpired)
 	}
 	response, trusted, err := s.underHeartbeat(ctx, k, fingerprint, r, fn)
 	if err != nil {
