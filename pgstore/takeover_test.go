@@ -175,8 +175,12 @@ func TestBeginWithoutTakeoverThatWaitedObeysWhatItFinds(t *testing.T) {
 	}{
 		"a running attempt": {func(*pgstore.Store, uint64) error { return nil }, pgstore.ErrInProgress},
 		"a lapsed attempt":  {func(*pgstore.Store, uint64) error { return nil }, pgstore.ErrAbandoned},
-		"a response":        {func(s *pgstore.Store, attempt uint64) error { return s.Complete(t.Context(), key, fingerprint, attempt, "") }, nil},
-		"a failure":         {func(s *pgstore.Store, attempt uint64) error { return s.Fail(t.Context(), key, fingerprint, attempt, false) }, nil},
+		"a response": {func(s *pgstore.Store, attempt uint64) error {
+			return s.Complete(t.Context(), key, fingerprint, attempt, "")
+		}, nil},
+		"a failure": {func(s *pgstore.Store, attempt uint64) error {
+			return s.Fail(t.Context(), key, fingerprint, attempt, false)
+		}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
