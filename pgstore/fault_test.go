@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -67,9 +68,12 @@ func newFaultPool(t *testing.T, address string, configure ...func(*pgxpool.Confi
 	p.Pool, err = pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		p.Close() // which waits for connections in use
-		if n := p.Stat().AcquiredConns(); n != 0 {
-			t.Errorf("%d connections are still in use", n)
+		p.Close() // which waits for connections in use, and counts the last of them as such a moment longer
+		for deadline := time.Now().Add(faultWait); !p.isIdle(); runtime.Gosched() {
+			if time.Now().After(deadline) {
+				t.Errorf("%d connections are still in use", p.Stat().AcquiredConns())
+				return
+			}
 		}
 	})
 	return p

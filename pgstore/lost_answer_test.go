@@ -410,7 +410,14 @@ func (z *lostZombie) start(t *testing.T, k pgstore.Key) {
 // waiting returns when n of its runs wait for a lock.
 func (z *lostZombie) waiting(t *testing.T, n int) {
 	t.Helper()
-	faultEventually(t, fmt.Sprint(n, " runs that wait"), func() bool { return z.pool.sessions(t, z.Pool, faultWaiting) == n })
+	faultEventually(t, fmt.Sprint(n, " runs that wait"), func() bool {
+		select {
+		case <-z.begin.done:
+			require.FailNow(t, "Begin should wait", "it returned %+v, created: %t, error: %v", z.begin.record, z.begin.created, z.begin.err)
+		default:
+		}
+		return z.pool.sessions(t, z.Pool, faultWaiting) == n
+	})
 }
 
 // owns checks that the Begin is the one owner of the key.
