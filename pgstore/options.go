@@ -64,6 +64,18 @@ func WithClock(now func() time.Time) Option {
 	return func(s *Store) { s.now, s.clockGiven = now, true }
 }
 
+// Limits is what a store was configured with, for layers above it that have to say so to their own clients.
+type Limits struct {
+	Lease       time.Duration // how long an attempt holds its key unless it extends
+	Retention   time.Duration // how long an outcome can be replayed, counted from its completion
+	MaxResponse int           // the longest response that Complete stores, in bytes
+}
+
+// Limits returns what the store was configured with.
+func (s *Store) Limits() Limits {
+	return Limits{Lease: s.lease, Retention: s.retention, MaxResponse: s.maxResponse}
+}
+
 // validate returns each violated rule as a sentence of its own, or nil.
 func (s *Store) validate() error {
 	var errs []error
