@@ -142,7 +142,7 @@ func TestGooseProviderAgrees(t *testing.T) {
 			schema := migrations.SchemaDefault
 			pool := openPool(t, pgtest.Database(t))
 			db := stdlib.OpenDBFromPool(pool)
-			defer db.Close() //nolint:errcheck // the pool is the test's
+			defer db.Close()
 			provider, err := goose.NewProvider(goose.DialectPostgres, db, onDisk(t),
 				goose.WithTableName("public."+migrations.VersionTable), goose.WithDisableGlobalRegistry(true))
 			require.NoError(t, err)

@@ -15,7 +15,7 @@ func script(tb testing.TB, url, text string) error {
 	tb.Helper()
 	conn, err := pgconn.Connect(tb.Context(), url)
 	require.NoError(tb, err)
-	defer conn.Close(contextAfter(tb)) //nolint:errcheck // the script has been answered
+	defer conn.Close(contextAfter(tb))
 	_, err = conn.Exec(tb.Context(), text).ReadAll()
 	return err
 }

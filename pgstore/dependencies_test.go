@@ -19,6 +19,7 @@ func TestLibraryLinksNothingThatAServiceDoesNotNeed(t *testing.T) {
 	}
 	for name, more := range map[string][]string{
 		"pgstore":         {"github.com/pressly/goose"},
+		"httpidem":        {"github.com/pressly/goose", "github.com/go-chi", "github.com/labstack", "github.com/klauspost"},
 		"migrations":      nil,
 		"internal/sqlgen": {"github.com", "golang.org"},
 	} {

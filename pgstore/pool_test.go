@@ -86,7 +86,7 @@ func TestBusyConnectionIsNotTriedAgain(t *testing.T) {
 	f := setup(t)
 	conn, err := pgx.Connect(t.Context(), pgtest.DSN(t))
 	require.NoError(t, err)
-	defer conn.Close(t.Context())                                         //nolint:errcheck // the test is over
+	defer conn.Close(t.Context())
 	rows, err := conn.Query(t.Context(), `SELECT generate_series(1, 10)`) // busy until the rows are read
 	require.NoError(t, err)
 	_, created, err := f.NewStore(t, conn, lease, retention).Begin(t.Context(), key, fingerprint)

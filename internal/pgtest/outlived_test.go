@@ -106,7 +106,7 @@ func containersOf(t *testing.T, pid int) []string {
 	t.Helper()
 	engine, err := client.New(client.FromEnv)
 	require.NoError(t, err)
-	defer engine.Close() //nolint:errcheck // nothing was written
+	defer engine.Close()
 	list, err := engine.ContainerList(t.Context(), client.ContainerListOptions{
 		All: true, Filters: make(client.Filters).Add("label", pgtest.LabelOwner),
 	})

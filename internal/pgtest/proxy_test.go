@@ -125,7 +125,7 @@ func TestProxyPassesOnARequestToCancel(t *testing.T) {
 	}
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
-	defer conn.Close(t.Context()) //nolint:errcheck // the test has what it wants
+	defer conn.Close(t.Context())
 
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
