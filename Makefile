@@ -12,6 +12,7 @@ VERSIONS ?= 15 17 18
 FUZZTIME ?= 20s
 BENCH ?= .
 DEMO_ARGS ?=
+SERVE_ARGS ?=
 POSTGRES_IMAGE ?=
 POSTGRES_PORT ?= 5432
 
@@ -39,6 +40,11 @@ queue: ## messages that arrive more than once, consumers that crash, every messa
 .PHONY: provider
 provider: ## a payment provider that times out after it charged, every payment charged exactly once
 	@go run ./examples/provider
+
+.PHONY: serve
+serve: ## a small order service with the HTTP middleware, to send requests to; SERVE_ARGS
+	@echo 'Building the service; the first time takes a minute or two.'
+	@go run ./examples/orders $(SERVE_ARGS)
 
 .PHONY: test
 test: ## the whole suite with the race detector on a real PostgreSQL; PKG, TEST_ARGS
