@@ -304,7 +304,7 @@ func TestAHandlersContextEndsWhenItsTimeIsOver(t *testing.T) {
 // the real response, the hook is told, and repeats get what was decided.
 func TestALostLeaseEndsTheHandlersContext(t *testing.T) {
 	t.Parallel()
-	store := newStoreWithLease(t, 300*time.Millisecond)
+	store := newStoreWithLease(t, 3*time.Second) // a beat each second
 	var told hook
 	var cause error
 	s := serveWith(t, store, func(w http.ResponseWriter, r *http.Request) {

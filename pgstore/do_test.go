@@ -198,7 +198,7 @@ func TestDoHoldsNoConnectionWhileItsFunctionRuns(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	pool := newFaultPool(t, pgtest.DSN(t), faultSingle)
-	store := f.NewStore(t, pool, 600*time.Millisecond, retention)
+	store := f.NewStore(t, pool, 3*time.Second, retention) // a beat each second
 	idleInTx := func() int { return pool.sessions(t, f.Pool, `state LIKE 'idle in transaction%'`) }
 	_, err := store.Do(t.Context(), key, fingerprint, func(ctx context.Context, _ pgstore.Record) (string, error) {
 		require.True(t, pool.isIdle())
@@ -498,7 +498,7 @@ func TestDoReturnsWhatItCouldNotRecord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t)
-			store, proxy, _ := doProxied(t, f, 500*time.Millisecond)
+			store, proxy, _ := doProxied(t, f, 2*time.Second)
 			outcome, err := store.Do(t.Context(), key, fingerprint, func(context.Context, pgstore.Record) (string, error) {
 				proxy.Down() // until the lease is over, and beyond
 				return recordResponse, fnErr

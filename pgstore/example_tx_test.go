@@ -31,7 +31,7 @@ func ExampleStore_WithTx() {
 		fmt.Println(err)
 		return
 	}
-	hasty, err := pgstore.New(pool, 50*time.Millisecond, 24*time.Hour) // for a lease that lapses while you read this
+	hasty, err := pgstore.New(pool, 300*time.Millisecond, 24*time.Hour) // for a lease that lapses while you read this
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -163,7 +163,7 @@ func newGuaranteeCell(t *testing.T, moment, way string, want guarantee) *guarant
 	}
 	if way == leaseLost { // for leases that are to lapse by themselves
 		c.lease = map[string]time.Duration{
-			beforeBegin: time.Second, afterBegin: time.Second, duringFn: 2 * time.Second, beforeCommit: 100 * time.Millisecond, afterCommit: 100 * time.Millisecond,
+			beforeBegin: time.Second, afterBegin: time.Second, duringFn: 3 * time.Second, beforeCommit: 100 * time.Millisecond, afterCommit: 100 * time.Millisecond,
 		}[moment]
 		if c.lease == 0 {
 			c.lease = lease

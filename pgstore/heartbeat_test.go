@@ -40,7 +40,7 @@ func beatPasses(ctx context.Context, f *fixture, d time.Duration) error {
 
 func TestHeartbeatKeepsTheKeyOfWorkThatIsTenLeasesLong(t *testing.T) {
 	t.Parallel()
-	const lease = time.Second
+	const lease = 2 * time.Second
 	f := setup(t)
 	pool := newFaultPool(t, pgtest.DSN(t), faultSingle)
 	store := f.NewStore(t, pool, lease, retention)
@@ -145,7 +145,7 @@ func TestFailedBeatsChangeNothingWhileTheLeaseLasts(t *testing.T) {
 // The database extends the lease, but nobody learns of it: trust does not grow by what was not heard.
 func TestTrustRunsOutWhereAnswersDoNotArrive(t *testing.T) {
 	t.Parallel()
-	const lease = time.Second
+	const lease = 2 * time.Second
 	f := setup(t)
 	store, proxy, _ := doProxied(t, f, lease)
 	beat := pgtest.Executes(store.Statements().Extend)

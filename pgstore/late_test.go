@@ -67,8 +67,8 @@ func TestAttemptsEndLateUntilTheyAreForgotten(t *testing.T) {
 func TestDoRecordsALateResult(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	store := f.NewStore(t, f.Pool, time.Second, retention, pgstore.WithLateCompletion())
-	lapse := func() { recordAge(t, f, key, time.Second) }
+	store := f.NewStore(t, f.Pool, 3*time.Second, retention, pgstore.WithLateCompletion())
+	lapse := func() { recordAge(t, f, key, 3*time.Second) }
 	outcome, err := store.Do(t.Context(), key, fingerprint, func(ctx context.Context, _ pgstore.Record) (string, error) {
 		lapse()
 		<-ctx.Done()

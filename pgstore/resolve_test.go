@@ -98,7 +98,7 @@ func TestResolveInACallersTransactionIsTheCallersToCommit(t *testing.T) {
 func TestResolutionStandsAgainstWorkThatIsStillRunning(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	store := f.NewStore(t, f.Pool, 2*time.Second, retention)
+	store := f.NewStore(t, f.Pool, 3*time.Second, retention) // a beat each second
 	outcome, err := store.Do(t.Context(), key, fingerprint, func(ctx context.Context, r pgstore.Record) (string, error) {
 		if err := f.Resolve(ctx, key, r.Attempt, pgstore.AsDone("the resolution")); err != nil {
 			return "", err
